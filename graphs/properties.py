@@ -1,0 +1,155 @@
+"""What a mixing matrix guarantees, computed: every property has an `offence`, the sentence that names who breaks it.
+
+W[i, j] is the weight of j's message at i (receiver row). Sums and symmetry hold within `TOLERANCE` = 1e-7, so that a
+matrix born in float32 passes. Doubly stochastic means that rows and columns sum to one; negative entries are allowed,
+because the fastest mixing matrices have them (`nonnegative` is a property of its own).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["TOLERANCE", "Incompatible", "aperiodic", "offence", "strongly_connected"]
+
+TOLERANCE = 1e-7
+
+
+class Incompatible(ValueError):
+    """A graph, matrix or schedule lacks a property that its user needs; the message names all three and a remedy."""
+
+
+def checked(W: Any) -> Tensor:
+    """W as a float64 tensor, dense or sparse COO; `ValueError` unless it is square, floating and finite.
+
+    Takes tensors (any layout), numpy arrays, nested lists of floats, and scipy sparse matrices.
+    """
+    if not isinstance(W, Tensor):
+        from scipy.sparse import coo_array, issparse
+
+        if issparse(W):
+            W = coo_array(W)
+            values = torch.as_tensor(W.data)
+            W = torch.sparse_coo_tensor(torch.as_tensor(np.stack(W.coords), dtype=torch.int64), values, W.shape)
+        else:
+            W = torch.as_tensor(np.asarray(W))
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] < 1:
+        raise ValueError(f"a mixing matrix of shape {tuple(W.shape)}; it must be square, one row per receiving worker.")
+    if not W.dtype.is_floating_point:
+        raise ValueError(
+            f"a mixing matrix of dtype {W.dtype}; it must be floating. For an adjacency matrix: "
+            "graphs.metropolis(graphs.from_adjacency(A)); for an integer W: W.double()."
+        )
+    W = W.detach().cpu()
+    if W.layout is not torch.strided:
+        W = W.to_sparse_coo() if W.layout is not torch.sparse_coo else W
+        W = W.to(torch.float64).coalesce()
+        finite = torch.isfinite(W.values())
+        spots = W.indices()[:, ~finite]
+    else:
+        W = W.to(torch.float64)
+        spots = (~torch.isfinite(W)).nonzero().T
+    if spots.numel():
+        i, j = spots[:, 0].tolist()
+        raise ValueError(f"W[{i}, {j}] is {W[i, j].item()}; every weight must be finite.")
+    return W
+
+
+def matrix(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> Tensor:
+    """The sparse COO matrix with these entries, coalesced (equal places add up)."""
+    return torch.sparse_coo_tensor(
+        torch.stack([rows, columns]), values.double(), (n, n), check_invariants=False
+    ).coalesce()
+
+
+def entries(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values of the non-zero entries of W, sorted by (row, column)."""
+    if W.is_sparse:
+        W = W.coalesce()
+        (rows, columns), values = W.indices(), W.values()
+        if not bool((values == 0).any()):
+            return rows, columns, values
+        keep = values != 0
+        return rows[keep], columns[keep], values[keep]
+    rows, columns = W.nonzero(as_tuple=True)
+    return rows, columns, W[rows, columns]
+
+
+def csr(W: Tensor) -> Any:
+    """W as a scipy `csr_array` of its non-zero entries."""
+    from scipy.sparse import csr_array
+
+    rows, columns, values = entries(W)
+    n = W.shape[0]
+    start = np.zeros(n + 1, dtype=np.int64)
+    start[1:] = np.cumsum(np.bincount(rows.numpy(), minlength=n))
+    small = np.int32 if len(values) < 2**31 else np.int64
+    return csr_array((values.numpy(), columns.numpy().astype(small), start.astype(small)), shape=(n, n))
+
+
+def offence(W: Tensor, name: str, label: str = "W") -> str | None:
+    """None if W has the property, else a sentence that names the worst offender and its value.
+
+    Properties: "row_stochastic", "column_stochastic", "doubly_stochastic", "symmetric", "nonnegative".
+
+    >>> offence(torch.tensor([[0.7, 0.5], [0.5, 0.5]]), "row_stochastic")
+    'row 0 of W sums to 1.2, not 1'
+    """
+    if name == "doubly_stochastic":
+        return offence(W, "row_stochastic", label) or offence(W, "column_stochastic", label)
+    if name in ("row_stochastic", "column_stochastic"):
+        axis = 1 if name == "row_stochastic" else 0
+        total = W.sum(axis)
+        error = ((total.to_dense() if total.is_sparse else total) - 1).abs()
+        # the first of the worst, so that rounding does not choose the name
+        i = int((error >= 0.999 * error.max()).nonzero()[0])
+        if float(error[i]) <= TOLERANCE:
+            return None
+        return f"{'row' if axis else 'column'} {i} of {label} sums to {_short(float(total[i]))}, not 1"
+    if name == "symmetric":
+        rows, columns, values = entries((W - W.T) if not W.is_sparse else (W - W.t()).coalesce())
+        if not len(values) or float(values.abs().max()) <= TOLERANCE:
+            return None
+        worst = int(values.abs().argmax())
+        i, j = sorted((int(rows[worst]), int(columns[worst])))
+        return f"{label}[{i}, {j}] is {_short(float(W[i, j]))} and {label}[{j}, {i}] is {_short(float(W[j, i]))}"
+    if name == "nonnegative":
+        rows, columns, values = entries(W)
+        if not len(values) or float(values.min()) >= 0:
+            return None
+        worst = int(values.argmin())
+        i, j = int(rows[worst]), int(columns[worst])
+        return f"{label}[{i}, {j}] is {_short(float(values[worst]))}, a negative weight on the message {j} → {i}"
+    raise ValueError(
+        f"{name!r} is no property of a matrix; there are row_stochastic, column_stochastic, doubly_stochastic, "
+        "symmetric and nonnegative."
+    )
+
+
+def _short(value: float) -> str:
+    # six digits, unless they would say "1, not 1"
+    return f"{value:.12g}" if f"{value:.6g}" == "1" else f"{value:.6g}"
+
+
+def strongly_connected(pattern: Any) -> bool:
+    """Whether a scipy sparse matrix's non-zero pattern links every worker to every other."""
+    from scipy.sparse.csgraph import connected_components
+
+    return connected_components(pattern, directed=True, connection="strong", return_labels=False) == 1
+
+
+def cycle_length(pattern: Any) -> int:
+    """The greatest common divisor of the cycle lengths of a strongly connected pattern (0: it has no cycle)."""
+    from scipy.sparse.csgraph import shortest_path
+
+    if pattern.nnz == 0:
+        return 0
+    depth = shortest_path(pattern, unweighted=True, indices=0).astype(np.int64)
+    rows, columns = pattern.tocoo().coords
+    return int(np.gcd.reduce(np.abs(depth[rows] + 1 - depth[columns])))
+
+
+def aperiodic(pattern: Any) -> bool:
+    """Whether a strongly connected pattern has cycles of coprime lengths (a self weight is enough)."""
+    return bool((pattern.diagonal() != 0).any()) or cycle_length(pattern) == 1
