@@ -1,0 +1,56 @@
+"""Gossip optimizers: decentralized SGD on any communication graph, one engine for simulation and real processes."""
+
+from graphs import Incompatible
+
+from . import rng
+from .algorithm import Algorithm, Gradient, State, check
+from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
+from .compress import Compressor, Identity, Payload, RandK, Sign, TopK
+from .layout import Layout
+from .lockstep import lockstep
+from .meter import Meter
+from .network import Network
+from .optimizer import LocalOptimizer, scheduled, sgd
+from .oracle import Oracle
+from .placement import Placement
+from .simulate import Record, Task, consensus, consensus_distance, simulate
+from .transport import PeerError, Transport, connect, disconnect
+
+__all__ = [
+    "DPSGD",
+    "SGP",
+    "Algorithm",
+    "AllReduce",
+    "Choco",
+    "Compressor",
+    "ExactDiffusion",
+    "Gradient",
+    "GradientTracking",
+    "Identity",
+    "Incompatible",
+    "Layout",
+    "LocalOptimizer",
+    "Meter",
+    "Network",
+    "Oracle",
+    "Payload",
+    "PeerError",
+    "Placement",
+    "RandK",
+    "Record",
+    "Sign",
+    "State",
+    "Task",
+    "TopK",
+    "Transport",
+    "check",
+    "connect",
+    "consensus",
+    "consensus_distance",
+    "disconnect",
+    "lockstep",
+    "rng",
+    "scheduled",
+    "sgd",
+    "simulate",
+]

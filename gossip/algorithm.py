@@ -1,0 +1,97 @@
+"""An algorithm is four maps on rows: init, compute, communicate (send, then receive), params."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from graphs import Incompatible, Schedule
+
+from .network import Network
+
+Gradient = Callable[[Tensor], Tensor]  # rows (m, d) → their stochastic gradients (m, d), borrowed until the next call
+State = Any  # a NamedTuple of tensors (m, …), None, or a LocalOptimizer; the algorithm's own, updated in place
+
+REMEDIES = {
+    "doubly_stochastic": "use graphs.metropolis(topology) weights, or an algorithm made for other weights (SGP)",
+    "column_stochastic": "use graphs.uniform(topology) on a regular graph, or graphs.metropolis(topology)",
+    "row_stochastic": "divide each row by its sum",
+    "symmetric": "use an undirected topology with graphs.metropolis weights, or an algorithm that stands directed graphs (SGP)",
+    "static": "use one fixed W, graphs.static(W), or an algorithm without memory of past mixing (DPSGD, SGP)",
+    "contractive": "add edges until the graph is connected, or self weights if it is periodic",
+}
+
+
+class Algorithm(ABC):
+    """Base of all algorithms: frozen dataclasses whose fields are their options.
+
+    A round is compute, send, receive; with `overlap` it is send, compute, receive, and the exchange is in flight while
+    the gradients are computed. A state's tensors are preallocated by `init` and updated in place; gradients are borrowed
+    and never written to.
+
+    Attributes:
+        requires: properties that the schedule must have (see `graphs.Schedule`).
+        overlaps: whether `overlap` is allowed; the docstring then states the overlapped formula and its stability limit.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"doubly_stochastic", "contractive"})
+    overlaps: ClassVar[bool] = False
+
+    @abstractmethod
+    def init(self, x: Tensor) -> State:
+        """The state of rows that start at x (m, d); takes x over as its own."""
+
+    @abstractmethod
+    def compute(self, state: State, grad: Gradient) -> State:
+        """Local work: `grad(x)` is the stochastic gradient of the rows at x."""
+
+    @abstractmethod
+    def send(self, state: State, net: Network) -> None:
+        """Hand this round's message to the network."""
+
+    @abstractmethod
+    def receive(self, state: State, net: Network) -> State:
+        """Apply what arrived."""
+
+    def communicate(self, state: State, net: Network) -> State:
+        """Send, then receive."""
+        self.send(state, net)
+        return self.receive(state, net)
+
+    def params(self, state: State) -> Tensor:
+        """The rows (m, d) at which gradients are taken and the model is evaluated; the same tensor at every call."""
+        return state.x
+
+    def check(self, schedule: Schedule) -> None:
+        """Raise `Incompatible` unless the schedule has every property that the algorithm requires."""
+        for name in sorted(self.requires):
+            offence = schedule.offence(name)
+            if offence is not None:
+                raise Incompatible(
+                    f"{type(self).__name__} requires a schedule that is {name.replace('_', ' ')}, and {offence}: "
+                    f"{REMEDIES[name]}"
+                )
+
+
+def check(algorithm: Algorithm, schedule: Schedule, overlap: bool = False, force: bool = False) -> None:
+    """Raise `Incompatible` if the algorithm refuses the schedule or the overlap; with `force`, warn instead."""
+    try:
+        if overlap and not algorithm.overlaps:
+            raise Incompatible(
+                f"overlap=True and {type(algorithm).__name__}, which has no overlapped form: set overlap=False, or use an "
+                "algorithm that has one (DPSGD, Choco, SGP)"
+            )
+        algorithm.check(schedule)
+    except Incompatible as reason:
+        if not force:
+            raise
+        warnings.warn(f"forced although incompatible: {reason}", stacklevel=2)
+
+
+class Rows(NamedTuple):
+    """The simplest state: the model rows and the local optimizer."""
+
+    x: Tensor
+    opt: Any

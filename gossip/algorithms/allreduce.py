@@ -1,0 +1,51 @@
+"""AllReduce SGD: the centralized baseline, every worker steps along the average gradient."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Gradient
+from ..network import Network
+from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
+
+
+class State(NamedTuple):
+    """x: models, equal on all workers; g: the gradients held until they are averaged."""
+
+    x: Tensor
+    g: Tensor
+    opt: Any
+
+
+@dataclass(frozen=True)
+class AllReduce(Algorithm):
+    """Mini-batch SGD on n batches.
+
+    .. math:: x ← x − η \\frac1n Σ_j g_j(x)
+
+    Needs no graph; metered as a ring all-reduce, 2 (n − 1) / n models sent per worker and step. Local steps between
+    averages are not defined for it.
+
+    Args:
+        optimizer: makes the local optimizer from parameters; all workers' copies stay equal.
+    """
+
+    optimizer: OptimizerFactory = sgd
+
+    requires = frozenset()
+
+    def init(self, x: Tensor) -> State:  # noqa: D102
+        return State(x, torch.zeros_like(x), LocalOptimizer(self.optimizer, x))
+
+    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+        state.g.copy_(grad(state.x))
+        return state
+
+    def send(self, state: State, net: Network) -> None:  # noqa: D102
+        net.average(state.g)
+
+    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+        state.opt.step(state.x, state.g)
+        return state

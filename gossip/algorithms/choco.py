@@ -1,0 +1,75 @@
+"""CHOCO-SGD: gossip on compressed differences to public copies (Koloskova et al. 2019, arXiv 1902.00340 and 1907.09356)."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Gradient
+from ..compress import Compressor, Identity
+from ..network import Network
+from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
+
+
+class State(NamedTuple):
+    """x: models; hat: the public copies x̂; lag: Σ_j W_ij x̂_j − x̂_i, kept as one row; r: room for x − x̂."""
+
+    x: Tensor
+    hat: Tensor
+    lag: Tensor
+    r: Tensor
+    opt: Any
+
+
+@dataclass(frozen=True)
+class Choco(Algorithm):
+    """CHOCO-SGD in its memory-efficient form.
+
+    .. math::
+        x_i &← x_i − η g_i(x_i), \\quad q_i = C(x_i − \\hat x_i) \\\\
+        \\hat x_i &← \\hat x_i + q_i, \\quad x_i ← x_i + γ Σ_j W_{ij} (\\hat x_j − \\hat x_i)
+
+    Only q travels. x̂ starts at 0. With `overlap` q is made before the step ("order B" of the paper's code):
+    x_i ← x_i − η g_i(x_i) + γ Σ_j W_ij (x̂_j − x̂_i); with C = identity and γ = 1 it is overlapped D-PSGD, stable for
+    η h < 1 + λ_n. The running sum is only right for a fixed W.
+
+    Args:
+        optimizer: makes the local optimizer from parameters.
+        compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
+        gamma: consensus step size γ > 0; the coarser the compressor, the smaller: with identity 1, with top-k of 1 % about
+            0.05. Beyond a stability limit the models drift apart.
+    """
+
+    optimizer: OptimizerFactory = sgd
+    compressor: Compressor = Identity()
+    gamma: float = 1.0
+
+    requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
+    overlaps = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma <= 2:
+            raise ValueError(
+                f"gamma={self.gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression "
+                "and near the compressor's δ for heavy compression"
+            )
+
+    def init(self, x: Tensor) -> State:  # noqa: D102
+        zeros = torch.zeros_like
+        return State(x, zeros(x), zeros(x), zeros(x), LocalOptimizer(self.optimizer, x))
+
+    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+        state.opt.step(state.x, grad(state.x))
+        return state
+
+    def send(self, state: State, net: Network) -> None:  # noqa: D102
+        torch.sub(state.x, state.hat, out=state.r)
+        q = self.compressor(state.r, net.keys())
+        net.send(q)
+        q.add_to(state.hat)
+
+    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+        net.receive(state.lag)  # lag_i += Σ_j W_ij q_j − q_i
+        state.x.add_(state.lag, alpha=self.gamma)
+        return state

@@ -1,0 +1,72 @@
+"""A compressed message: the tensors that travel, and how the receiver adds them up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from ..plan import Block
+from ..wire import row_bits, spec
+
+
+class Payload(ABC):
+    """What a compressor makes of m rows of d numbers; row axis first in every part.
+
+    What is metered is what travels: `bits` follows from the parts' dtypes and shapes.
+    """
+
+    @abstractmethod
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors that travel, (m, …), in the dtypes in which they travel."""
+
+    @abstractmethod
+    def like(self, parts: tuple[Tensor, ...]) -> Payload:
+        """The same kind of payload around parts that arrived."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """(m, d): what the receiver adds."""
+
+    @property
+    def bits(self) -> int:
+        """Bits per message (one row)."""
+        return row_bits(spec(self.parts()))
+
+    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
+        """into_i += scale · Σ_j block_ij · dense_j, in place; a sparse payload does it without the dense rows."""
+        block.add(into, self.dense(), scale)
+
+    def add_to(self, into: Tensor) -> None:
+        """into_i += dense_i, in place."""
+        into.add_(self.dense())
+
+
+class Compressor(Protocol):
+    """Rows (m, d) to a `Payload`. `key` (m,) int64 is the randomness of each row, see `gossip.rng`.
+
+    A contraction has E‖C(x) − x‖² ≤ (1 − δ) ‖x‖²; `delta(d)` states δ for rows of d numbers.
+    """
+
+    def __call__(self, x: Tensor, key: Tensor | None = None) -> Payload:
+        """Compress each row."""
+        ...
+
+    def delta(self, d: int) -> float:
+        """The contraction constant δ in (0, 1] that holds for every row of d numbers."""
+        ...
+
+
+def check_ratio(ratio: float) -> None:
+    """A ratio is the fraction of coordinates that is kept."""
+    if not 0 < ratio <= 1:
+        hint = f"; to keep one coordinate in {ratio:g}, write {1 / ratio:g}" if ratio > 1 else ""
+        raise ValueError(
+            f"ratio={ratio!r} is not in (0, 1]: it is the fraction of coordinates that is kept, 0.01 sends 1 %{hint}"
+        )
+
+
+def kept(ratio: float, d: int) -> int:
+    """Coordinates kept of d: the nearest integer to ratio · d, at least 1."""
+    return max(1, round(ratio * d))

@@ -1,0 +1,78 @@
+"""Random-k: k coordinates drawn at random; the seed travels, not the indices (Stich et al. 2018, arXiv 1809.07599)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..plan import Block
+from .payload import Payload, check_ratio, kept
+from .sparse import Sparse
+
+
+@dataclass(frozen=True)
+class RandK:
+    """Keep k = max(1, round(ratio · d)) coordinates chosen uniformly without replacement.
+
+    Unscaled it is a contraction with δ = k/d, exactly in expectation; `unbiased` scales by d/k, so that E C(x) = x with
+    E‖C(x) − x‖² = (d/k − 1) ‖x‖². A message is k values and one 64-bit key, from which the receiver draws the indices.
+
+    Args:
+        ratio: the fraction of coordinates that is *kept*, in (0, 1].
+        unbiased: scale by d/k; not a contraction unless k > d/2, so not for CHOCO-SGD.
+
+    >>> q = RandK(0.5)(torch.ones(1, 4), rng.key(0, "doc", torch.arange(1)))
+    >>> float(q.dense().sum()), q.bits
+    (2.0, 128)
+    """
+
+    ratio: float = 0.01
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def __call__(self, x: Tensor, key: Tensor | None = None) -> Keyed:
+        """Compress each row of (m, d); `key` (m,) is required."""
+        if key is None:
+            raise ValueError("RandK draws at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)")
+        d = x.shape[1]
+        k = kept(self.ratio, d)
+        values = x.gather(1, rng.sample(key, d, k))
+        return Keyed(values.mul_(d / k) if self.unbiased else values, key[:, None], d)
+
+    def delta(self, d: int) -> float:
+        """δ = k/d; with `unbiased`, 1 − (d/k − 1), which may be negative."""
+        share = kept(self.ratio, d) / d
+        return 2 - 1 / share if self.unbiased else share
+
+
+@dataclass(frozen=True)
+class Keyed(Payload):
+    """Values whose coordinates are drawn from the key beside them."""
+
+    values: Tensor
+    key: Tensor
+    d: int
+
+    def parts(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.values, self.key
+
+    def like(self, parts: tuple[Tensor, ...]) -> Keyed:  # noqa: D102
+        return Keyed(*parts, d=self.d)
+
+    def placed(self) -> Sparse:
+        """The same with its indices drawn."""
+        return Sparse(self.values, rng.sample(self.key[:, 0], self.d, self.values.shape[1]), self.d)
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return self.placed().dense()
+
+    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:  # noqa: D102
+        self.placed().add_into(into, block, scale)
+
+    def add_to(self, into: Tensor) -> None:  # noqa: D102
+        self.placed().add_to(into)

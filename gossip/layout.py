@@ -1,0 +1,73 @@
+"""The flat layout: a model's parameters as one row, and the row as a model's parameters, without a copy."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in a flat row of d numbers.
+
+    Tied parameters occur once. All parameters must share one dtype and one device.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout.names, layout.d
+    (('weight', 'bias'), 8)
+    >>> {k: tuple(v.shape) for k, v in layout.views(torch.zeros(5, 8)).items()}
+    {'weight': (5, 2, 3), 'bias': (5, 2)}
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: nn.Module | Iterable[tuple[str, Tensor]]) -> "Layout":
+        """The layout of a module's parameters, or of (name, tensor) pairs, in their order."""
+        named = list(model.named_parameters() if isinstance(model, nn.Module) else model)
+        if not named:
+            raise ValueError(
+                "the model has no parameters: a layout needs at least one; pass a module or an optimizer that holds some"
+            )
+        kinds = {(p.dtype, p.device): name for name, p in named}
+        if len(kinds) > 1:
+            found = ", ".join(f"{name!r} is {dtype} on {device}" for (dtype, device), name in kinds.items())
+            raise ValueError(
+                f"parameters of several kinds ({found}): a row holds one dtype on one device; "
+                "convert the model with .to(dtype=…, device=…) first"
+            )
+        (dtype, device), _ = next(iter(kinds.items()))
+        return cls(tuple(k for k, _ in named), tuple(p.shape for _, p in named), dtype, device)
+
+    @property
+    def d(self) -> int:
+        """The length of a row."""
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers per parameter."""
+        return tuple(math.prod(s) for s in self.shapes)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat (…, d) tensor, named and shaped (…, *shape) like the parameters; nothing is copied."""
+        if flat.shape[-1] != self.d:
+            raise ValueError(f"a row of {flat.shape[-1]} numbers does not fit this layout of {self.d}")
+        return dict(zip(self.names, self._pieces(flat)))
+
+    def flatten(self, model: nn.Module | Iterable[tuple[str, Tensor]], out: Tensor | None = None) -> Tensor:
+        """The parameters as one (d,) row, written into `out` if that is given."""
+        tensors = [p for _, p in (model.named_parameters() if isinstance(model, nn.Module) else model)]
+        out = torch.empty(self.d, dtype=self.dtype, device=self.device) if out is None else out
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._pieces(out)), tensors)
+        return out
+
+    def _pieces(self, flat: Tensor) -> Iterator[Tensor]:
+        for piece, shape in zip(flat.split(self.sizes, dim=-1), self.shapes):
+            yield piece.view(*flat.shape[:-1], *shape)

@@ -1,0 +1,34 @@
+"""The synchronous clock: every worker computes, sends and receives in the same round."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from .algorithm import Algorithm, State
+from .network import Network
+
+Oracle = Callable[[Tensor, int], Tensor]  # rows (m, d) and the number of the local step → gradients (m, d)
+
+
+def lockstep(
+    algorithm: Algorithm,
+    oracle: Oracle,
+    net: Network,
+    state: State,
+    rounds: int,
+    start: int = 0,
+    local_steps: int = 1,
+    overlap: bool = False,
+) -> Iterator[tuple[int, State]]:
+    """Run rounds `start` to `rounds` − 1, yielding (rounds done, state) after each.
+
+    A round is `local_steps` times compute, then send and receive; with `overlap` it is send, compute, receive.
+    """
+    for k in range(start, rounds):
+        net.begin(k)
+        if overlap:
+            algorithm.send(state, net)
+        for t in range(k * local_steps, (k + 1) * local_steps):
+            state = algorithm.compute(state, lambda x, t=t: oracle(x, t))
+        state = algorithm.receive(state, net) if overlap else algorithm.communicate(state, net)
+        yield k + 1, state

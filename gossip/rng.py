@@ -1,0 +1,118 @@
+"""Counter-based randomness: a draw depends on (seed, stream, counters) alone, never on the process or device that asks.
+
+A key is one int64; `key` derives it by hashing, so that streams never meet by arithmetic accident (``seed + rank``
+schemes collide: seed 0 at rank 1 is seed 1 at rank 0). The generator is SplitMix64 with MurmurHash3's finaliser
+(Steele, Lea and Flood 2014), in wrap-around int64 arithmetic that every torch device has.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
+_M1, _M2 = -49064778989728563, -4265267296055464877  # MurmurHash3's fmix64 multipliers, as int64
+
+
+def key(seed: int, stream: str, *counters: int | Tensor) -> Tensor:
+    """One int64 key per counter value, for the named stream of a seed.
+
+    Args:
+        seed: the run's seed.
+        stream: what the numbers are for ("data", "compressor", …); streams are independent.
+        counters: any number of ints or int64 tensors (broadcast together), for example the round and the workers.
+
+    >>> key(0, "data", torch.arange(3)).unique().numel()
+    3
+    >>> bool(key(0, "data", 1) == key(1, "data", 0))
+    False
+    """
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
+    z = torch.tensor(int.from_bytes(digest, "little", signed=True))
+    for c in counters:
+        z = _finish(z + torch.as_tensor(c, dtype=torch.int64) * _GOLDEN)
+    return z
+
+
+def uniform(key: Tensor, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """(m,) keys to (m, d) numbers in [0, 1), with as many random bits as `dtype` can hold.
+
+    >>> u = uniform(key(0, "doc", torch.arange(2)), 100_000)
+    >>> bool(((u.mean(1) - 0.5).abs() < 5e-3).all()), bool(u.min() >= 0), bool(u.max() < 1)
+    (True, True, True)
+    """
+    bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
+    return _shift(_stream(key, d), 64 - bits).to(dtype).mul_(2.0**-bits)
+
+
+def integers(key: Tensor, d: int, high: int | Tensor) -> Tensor:
+    """(m,) keys to (m, d) int64 numbers in [0, high), `high` below 2**53, an int or one per row.
+
+    >>> integers(key(0, "doc", torch.arange(4)), 1000, 7).unique().tolist()
+    [0, 1, 2, 3, 4, 5, 6]
+    """
+    high = torch.as_tensor(high, device=key.device)
+    return (uniform(key, d) * (high[:, None] if high.ndim else high)).long()
+
+
+def normal(key: Tensor, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """(m,) keys to (m, d) standard normal numbers, by Box and Muller.
+
+    >>> z = normal(key(0, "doc", torch.arange(1)), 100_000)
+    >>> bool(abs(z.mean()) < 0.02), bool(abs(z.var() - 1) < 0.03)
+    (True, True)
+    """
+    u = uniform(key, 2 * d)
+    radius = (-2 * torch.log1p(-u[:, :d])).sqrt_()
+    return (radius * (2 * math.pi * u[:, d:]).cos_()).to(dtype)
+
+
+def sample(key: Tensor, d: int, k: int) -> Tensor:
+    """(m,) keys to (m, k) distinct int64 indices below d: the first k places of a keyed permutation.
+
+    A permutation of all d costs far more than the k that are wanted, so above 4,096 the permutation is a Feistel
+    network on the next power of two, walked until it falls below d (Black and Rogaway 2002).
+
+    >>> i = sample(key(0, "doc", torch.arange(2)), 100_000, 1000)
+    >>> i.shape, [len(set(row)) for row in i.tolist()], int(i.max()) < 100_000
+    (torch.Size([2, 1000]), [1000, 1000], True)
+    """
+    if d <= 4096 or 4 * k > d:
+        return uniform(key, d).topk(k, dim=1).indices
+    start = torch.arange(k, device=key.device).expand(len(key), k)
+    index = _permute(key, start, d)
+    outside = index >= d
+    while outside.any():
+        index = torch.where(outside, _permute(key, index, d), index)
+        outside = index >= d
+    return index
+
+
+def _permute(key: Tensor, index: Tensor, d: int) -> Tensor:
+    """A keyed bijection of [0, 2**b), b = ceil(log2 d), by six rounds of an unbalanced Feistel network."""
+    b = (d - 1).bit_length()
+    low, high = b // 2, b - b // 2
+    left, right = index >> low, index & ((1 << low) - 1)
+    bits_left, bits_right = high, low
+    for r in range(6):
+        mask = (1 << bits_left) - 1
+        left, right = right, left ^ (_finish(_finish(key + r)[:, None] + right * _GOLDEN) & mask)
+        bits_left, bits_right = bits_right, bits_left
+    return (left << bits_right) | right
+
+
+def _stream(key: Tensor, d: int) -> Tensor:
+    counter = torch.arange(1, d + 1, device=key.device) * _GOLDEN
+    return _finish(_finish(key)[:, None] + counter)
+
+
+def _shift(z: Tensor, k: int) -> Tensor:
+    """Logical right shift: torch's `>>` copies the sign bit."""
+    return (z >> k) & ((1 << (64 - k)) - 1)
+
+
+def _finish(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 33)) * _M1
+    z = (z ^ _shift(z, 33)) * _M2
+    return z ^ _shift(z, 33)

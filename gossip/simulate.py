@@ -1,0 +1,156 @@
+"""A run in a notebook: gossip averaging alone, or an algorithm on a task, all rows here."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from graphs import Schedule, Topology, as_schedule
+
+from .algorithm import Algorithm, check
+from .algorithms import DPSGD, Choco
+from .compress import Compressor
+from .lockstep import lockstep
+from .network import Network
+
+
+class Task(Protocol):
+    """What a run needs to know of the problem. Any object with these members is a task."""
+
+    n: int
+
+    def initial(self) -> Tensor:
+        """The row (d,) from which all workers start."""
+        ...
+
+    def gradient(self, x: Tensor, workers: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Rows (m, d) of the given workers to their stochastic gradients (m, d) and losses (m,) at local step `step`."""
+        ...
+
+
+class Record(NamedTuple):
+    """One round of a simulation: x (n, d) are the models (a live view), bits the sum over workers so far."""
+
+    round: int
+    x: Tensor
+    loss: float
+    consensus: float
+    bits: int
+    messages: int
+
+
+def consensus_distance(x: Tensor) -> float:
+    """(1/n) Σ_i ‖x_i − x̄‖² of rows (n, d).
+
+    >>> consensus_distance(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+    1.0
+    """
+    return float((x - x.mean(0)).square().sum()) / len(x)
+
+
+def simulate(
+    task: Task | Callable[[Tensor, Tensor, int], Tensor],
+    algorithm: Algorithm,
+    mixing: Schedule | Tensor | Topology,
+    rounds: int,
+    *,
+    x0: Tensor | None = None,
+    every: int = 1,
+    local_steps: int = 1,
+    overlap: bool = False,
+    seed: int = 0,
+    force: bool = False,
+) -> Iterator[Record]:
+    """Run an algorithm with all workers in this process and yield a `Record` every `every` rounds, and at the end.
+
+    Args:
+        task: a `Task`, or just a function (x (m, d), workers (m,), step) → gradients (m, d), which then needs `x0`.
+        mixing: a schedule, a mixing matrix, or a topology (which then mixes by its default weights).
+        x0: the start, (d,) for all workers or (n, d); the task's own if None.
+        force: run although the algorithm refuses the schedule, with a warning.
+
+    >>> import graphs
+    >>> b = torch.arange(8.0)[:, None]                                 # f_i(x) = (x − b_i)² / 2
+    >>> for r in simulate(lambda x, workers, step: x - b[workers], DPSGD(), graphs.ring(8), 500, x0=torch.zeros(1), every=500):
+    ...     print(r.round, round(float(r.x.mean()), 4), r.consensus > 0.01)
+    500 3.5 True
+    """
+    schedule = as_schedule(mixing)
+    check(algorithm, schedule, overlap, force)
+    function = task.gradient if hasattr(task, "gradient") else task
+    if x0 is None:
+        if not hasattr(task, "initial"):
+            raise ValueError("x0=None, and the task is a function, which names no start: pass x0, (d,) or (n, d)")
+        x0 = task.initial()
+    n = schedule.n
+    if getattr(task, "n", n) != n:
+        raise ValueError(f"the task has {task.n} workers and the mixing {n}: give both the same n")
+    x = x0.expand(n, -1).clone() if x0.ndim == 1 else x0.clone()
+    if x.shape[0] != n:
+        raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
+    net = Network(schedule, seed=seed)
+    losses = torch.full((n,), float("nan"))
+
+    def oracle(x: Tensor, step: int) -> Tensor:
+        nonlocal losses
+        result = function(x, net.rows, step)
+        if isinstance(result, tuple):
+            result, losses = result
+        return result
+
+    with torch.no_grad():
+        for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
+            if k % every == 0 or k == rounds:
+                x, meter = algorithm.params(state), net.meter
+                bits, messages = int(meter.bits.sum()), int(meter.messages.sum())
+                yield Record(k, x, float(losses.mean()), consensus_distance(x), bits, messages)
+
+
+def consensus(
+    x: Tensor,
+    mixing: Schedule | Tensor | Topology,
+    rounds: int,
+    *,
+    compressor: Compressor | None = None,
+    gamma: float = 1.0,
+    seed: int = 0,
+    history: bool = False,
+    force: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Gossip averaging: the rows after some rounds of x ← W x, or of CHOCO-Gossip if a compressor is given.
+
+    .. math:: q_i = C(x_i − \\hat x_i), \\; \\hat x_i ← \\hat x_i + q_i, \\; x_i ← x_i + γ Σ_j W_{ij} (\\hat x_j − \\hat x_i)
+
+    Args:
+        x: rows (n, d), or (n,) for one number per worker; left as it is.
+        mixing: a schedule, a mixing matrix, or a topology.
+        gamma: consensus step size γ of CHOCO-Gossip; 1 without a compressor.
+        history: also return (1/n) Σ ‖x_i − x̄‖² after each round, (rounds,) float64.
+        force: allow weights that do not preserve the average, with a warning.
+
+    >>> import graphs
+    >>> x, distance = consensus(torch.arange(16.0, dtype=torch.float64), graphs.ring(16), rounds=10, history=True)
+    >>> round(float(x[0]), 9), round(float(distance[-1]), 9)
+    (6.787041271, 4.680283131)
+    """
+    schedule = as_schedule(mixing)
+    if x.shape[0] != schedule.n:
+        raise ValueError(f"x has {x.shape[0]} rows and the mixing {schedule.n} workers: pass one row per worker")
+    if compressor is None and gamma != 1:
+        raise ValueError(
+            f"gamma={gamma!r} without a compressor: γ is CHOCO-Gossip's; pass compressor=gossip.Identity() to use it"
+        )
+    algorithm = DPSGD() if compressor is None else Choco(compressor=compressor, gamma=gamma)
+    check(algorithm, schedule, force=force)
+    net = Network(schedule, seed=seed)
+    rows = x.detach().reshape(len(x), -1).clone()
+    state = algorithm.init(rows)
+    distances = []
+    for k in range(rounds):
+        net.begin(k)
+        state = algorithm.communicate(state, net)
+        if history:
+            distances.append(consensus_distance(rows))
+    out = rows.view_as(x)
+    return (out, torch.tensor(distances, dtype=torch.float64)) if history else out
