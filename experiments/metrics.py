@@ -1,0 +1,116 @@
+"""Which model is "the model"? The average of the workers, their mean, the worst and the best are four numbers and four
+keys.
+
+Under heterogeneous data they differ by tens of percent, so every evaluation reports all of them, with the consensus
+distance and every x-axis, in one row. Pure functions of per-row metrics, whoever hosts the rows.
+
+| key | is |
+|---|---|
+| `eval/average/<name>` | the metric of the average model x̄ = (1/n) Σ xᵢ |
+| `eval/mean/<name>` | the mean over workers of their own models' metric |
+| `eval/worst/<name>` | the worst worker's: the lowest accuracy, the highest of anything else |
+| `eval/best/<name>` | the best worker's |
+| `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
+| `train/loss` | mean over workers of the last batch loss |
+| `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds` | x-axes; work and traffic are means per worker |
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+AXES = ("round", "epoch", "samples", "bits", "megabytes", "seconds")
+
+
+def higher_is_better(name: str) -> bool:
+    """Accuracies grow as models improve; every other metric (loss, error, distance) shrinks.
+
+    >>> higher_is_better("eval/worst/accuracy"), higher_is_better("loss")
+    (True, False)
+    """
+    return name.rsplit("/", 1)[-1].endswith("accuracy")
+
+
+def average(x: Tensor) -> Tensor:
+    """(n, d) rows -> (d,) their mean, summed in float64."""
+    return x.mean(0, dtype=torch.float64).to(x.dtype)
+
+
+def squared_distances(x: Tensor, center: Tensor, chunk: int = 64) -> Tensor:
+    """(m, d) rows and (d,) -> (m,) float64 ‖xᵢ − center‖²; their mean over all workers is the consensus distance.
+
+    >>> squared_distances(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1.0, 0.0])).tolist()
+    [4.0, 4.0]
+    """
+    pieces = [(part.double() - center.double()).square().sum(1) for part in x.split(chunk)]
+    return torch.cat(pieces) if pieces else x.new_zeros(0, dtype=torch.float64)
+
+
+def consensus_distance(x: Tensor) -> float:
+    """(1/n) Σ ‖xᵢ − x̄‖² of (n, d) rows.
+
+    >>> consensus_distance(torch.tensor([[1.0], [3.0]]))
+    1.0
+    """
+    return float(squared_distances(x, x.mean(0, dtype=torch.float64)).mean())
+
+
+def summary(workers: Mapping[str, Tensor], averaged: Mapping[str, Tensor]) -> dict[str, float]:
+    """Per-worker metrics {name: (n,)} and those of the average model {name: (1,)} -> the `eval/…` keys. NaN is the
+    worst there is.
+
+    >>> accuracy, loss = torch.tensor([0.5, 0.75]), torch.tensor([1.0, 2.0])
+    >>> row = summary({"accuracy": accuracy, "loss": loss}, {"accuracy": torch.tensor([0.875])})
+    >>> row["eval/average/accuracy"], row["eval/mean/accuracy"], row["eval/worst/accuracy"], row["eval/worst/loss"]
+    (0.875, 0.625, 0.5, 2.0)
+    """
+    row = {f"eval/average/{name}": float(value.reshape(())) for name, value in averaged.items()}
+    for name, values in workers.items():
+        values = values.double()
+        sign = 1.0 if higher_is_better(name) else -1.0
+        score = (sign * values).nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+        row[f"eval/mean/{name}"] = float(values.mean())
+        row[f"eval/worst/{name}"] = float(values[score.argmin()]) if not values.isnan().any() else float("nan")
+        row[f"eval/best/{name}"] = float(values[score.argmax()])
+    return row
+
+
+def axes(
+    round: int,
+    steps: float,
+    bits: float,
+    seconds: float,
+    batch_size: float | None = None,
+    size: int | None = None,
+    n: int = 1,
+) -> dict[str, float]:
+    """Every x-axis of one evaluation.
+
+    Args:
+        round: rounds done.
+        steps: local steps done, mean over workers.
+        bits: bits sent so far, mean over workers; a megabyte is 8·10⁶ of them.
+        seconds: wall time of training, without evaluation.
+        batch_size, size, n: samples a step, training samples of all workers, and workers, where the task knows them.
+
+    >>> axes(10, steps=20, bits=16e6, seconds=1.5, batch_size=32, size=1280, n=4)
+    {'round': 10, 'bits': 16000000.0, 'megabytes': 2.0, 'seconds': 1.5, 'samples': 640, 'epoch': 2.0}
+    """
+    row: dict[str, float] = {"round": round, "bits": bits, "megabytes": bits / 8e6, "seconds": seconds}
+    if batch_size is not None:
+        row["samples"] = steps * batch_size
+        if size:
+            row["epoch"] = steps * batch_size * n / size
+    return row
+
+
+def evaluation(
+    workers: Mapping[str, Tensor], averaged: Mapping[str, Tensor], squared: Tensor, losses: Tensor | None = None
+) -> dict[str, float]:
+    """One row without its axes: `summary`, `consensus/distance` from all workers' ‖xᵢ − x̄‖², and `train/loss` from
+    their last losses."""
+    row = summary(workers, averaged) | {"consensus/distance": float(squared.double().mean())}
+    if losses is not None:
+        row["train/loss"] = float(losses.double().mean())
+    return row
