@@ -15,6 +15,7 @@ from .oracle import Oracle
 from .placement import Placement
 from .simulate import Record, Task, consensus, consensus_distance, simulate
 from .transport import PeerError, Transport, connect, disconnect
+from .wrap import GossipOptimizer, wrap
 
 __all__ = [
     "DPSGD",
@@ -24,6 +25,7 @@ __all__ = [
     "Choco",
     "Compressor",
     "ExactDiffusion",
+    "GossipOptimizer",
     "Gradient",
     "GradientTracking",
     "Identity",
@@ -53,4 +55,5 @@ __all__ = [
     "scheduled",
     "sgd",
     "simulate",
+    "wrap",
 ]

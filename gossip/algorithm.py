@@ -34,10 +34,12 @@ class Algorithm(ABC):
     Attributes:
         requires: properties that the schedule must have (see `graphs.Schedule`).
         overlaps: whether `overlap` is allowed; the docstring then states the overlapped formula and its stability limit.
+        steps_locally: whether several local steps between exchanges are defined.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"doubly_stochastic", "contractive"})
     overlaps: ClassVar[bool] = False
+    steps_locally: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, x: Tensor) -> State:
@@ -75,14 +77,23 @@ class Algorithm(ABC):
                 )
 
 
-def check(algorithm: Algorithm, schedule: Schedule, overlap: bool = False, force: bool = False) -> None:
-    """Raise `Incompatible` if the algorithm refuses the schedule or the overlap; with `force`, warn instead."""
+def check(
+    algorithm: Algorithm, schedule: Schedule, *, overlap: bool = False, local_steps: int = 1, force: bool = False
+) -> None:
+    """Raise `Incompatible` if the algorithm refuses the schedule, the overlap or local steps; with `force`, warn instead."""
+    name = type(algorithm).__name__
+    if local_steps < 1:
+        raise ValueError(f"local_steps={local_steps} is below 1: a round has at least one local step")
+    if overlap and not algorithm.overlaps:
+        raise Incompatible(
+            f"overlap=True, and {name} has no overlapped form: set overlap=False, or use DPSGD, Choco or SGP, which have one"
+        )
+    if local_steps > 1 and not algorithm.steps_locally:
+        raise Incompatible(
+            f"local_steps={local_steps}, and {name} averages every gradient: set local_steps=1, or use DPSGD with a "
+            "complete graph, which then is local SGD"
+        )
     try:
-        if overlap and not algorithm.overlaps:
-            raise Incompatible(
-                f"overlap=True and {type(algorithm).__name__}, which has no overlapped form: set overlap=False, or use an "
-                "algorithm that has one (DPSGD, Choco, SGP)"
-            )
         algorithm.check(schedule)
     except Incompatible as reason:
         if not force:

@@ -76,7 +76,9 @@ def restore(table: dict[str, Any], state: State, net: Network) -> int:
 
     for name, node in tree.nodes(state).items():
         if isinstance(node, LocalOptimizer):
-            inside = {k.removeprefix(f"{name}."): rows(v) for k, v in table["leaves"].items() if k.startswith(f"{name}.")}
+            inside = {
+                k.removeprefix(f"{name}."): rows(v) for k, v in table["leaves"].items() if k.startswith(f"{name}.")
+            }
             node.load(inside, table["plain"][name])
         elif name not in table["leaves"] or table["leaves"][name].shape[1:] != node.shape[1:]:
             found = table["leaves"].get(name)

@@ -189,7 +189,8 @@ class Network:
                         torch.index_select(part, 0, rows, out=place)
             outgoing[q] = made[key]
         incoming = {
-            q: self._packet("in", slot, specs, block.shape[1]) for slot, (q, block) in enumerate(self.plan.remote.items())
+            q: self._packet("in", slot, specs, block.shape[1])
+            for slot, (q, block) in enumerate(self.plan.remote.items())
         }
         self._start(outgoing, incoming)
         return made.get(tuple(range(len(self.rows))))

@@ -43,7 +43,9 @@ class Placement:
     def even(cls, n: int, processes: int, rank: int) -> "Placement":
         """Consecutive rows, as evenly as n allows."""
         if n < processes:
-            raise ValueError(f"n={n} workers cannot fill {processes} processes; use at most {n} processes or more workers")
+            raise ValueError(
+                f"n={n} workers cannot fill {processes} processes; use at most {n} processes or more workers"
+            )
         return cls(tuple(tuple(b.tolist()) for b in torch.arange(n).tensor_split(processes)), rank)
 
     @property

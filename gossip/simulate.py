@@ -77,7 +77,7 @@ def simulate(
     500 3.5 True
     """
     schedule = as_schedule(mixing)
-    check(algorithm, schedule, overlap, force)
+    check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
     function = task.gradient if hasattr(task, "gradient") else task
     if x0 is None:
         if not hasattr(task, "initial"):

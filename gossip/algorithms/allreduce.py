@@ -25,8 +25,8 @@ class AllReduce(Algorithm):
 
     .. math:: x ← x − η \\frac1n Σ_j g_j(x)
 
-    Needs no graph; metered as a ring all-reduce, 2 (n − 1) / n models sent per worker and step. Local steps between
-    averages are not defined for it.
+    Needs no graph; metered as a ring all-reduce, 2 (n − 1) / n models sent per worker and step.
+    Local steps between averages are refused.
 
     Args:
         optimizer: makes the local optimizer from parameters; all workers' copies stay equal.
@@ -35,17 +35,18 @@ class AllReduce(Algorithm):
     optimizer: OptimizerFactory = sgd
 
     requires = frozenset()
+    steps_locally = False
 
-    def init(self, x: Tensor) -> State:  # noqa: D102
+    def init(self, x: Tensor) -> State:
         return State(x, torch.zeros_like(x), LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+    def compute(self, state: State, grad: Gradient) -> State:
         state.g.copy_(grad(state.x))
         return state
 
-    def send(self, state: State, net: Network) -> None:  # noqa: D102
+    def send(self, state: State, net: Network) -> None:
         net.average(state.g)
 
-    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+    def receive(self, state: State, net: Network) -> State:
         state.opt.step(state.x, state.g)
         return state

@@ -55,21 +55,21 @@ class Choco(Algorithm):
                 "and near the compressor's δ for heavy compression"
             )
 
-    def init(self, x: Tensor) -> State:  # noqa: D102
+    def init(self, x: Tensor) -> State:
         zeros = torch.zeros_like
         return State(x, zeros(x), zeros(x), zeros(x), LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+    def compute(self, state: State, grad: Gradient) -> State:
         state.opt.step(state.x, grad(state.x))
         return state
 
-    def send(self, state: State, net: Network) -> None:  # noqa: D102
+    def send(self, state: State, net: Network) -> None:
         torch.sub(state.x, state.hat, out=state.r)
         q = self.compressor(state.r, net.keys())
         net.send(q)
         q.add_to(state.hat)
 
-    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+    def receive(self, state: State, net: Network) -> State:
         net.receive(state.lag)  # lag_i += Σ_j W_ij q_j − q_i
         state.x.add_(state.lag, alpha=self.gamma)
         return state

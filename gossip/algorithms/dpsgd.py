@@ -28,16 +28,16 @@ class DPSGD(Algorithm):
     requires = frozenset({"doubly_stochastic", "contractive"})
     overlaps = True
 
-    def init(self, x: Tensor) -> Rows:  # noqa: D102
+    def init(self, x: Tensor) -> Rows:
         return Rows(x, LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: Rows, grad: Gradient) -> Rows:  # noqa: D102
+    def compute(self, state: Rows, grad: Gradient) -> Rows:
         state.opt.step(state.x, grad(state.x))
         return state
 
-    def send(self, state: Rows, net: Network) -> None:  # noqa: D102
+    def send(self, state: Rows, net: Network) -> None:
         net.send(state.x)
 
-    def receive(self, state: Rows, net: Network) -> Rows:  # noqa: D102
+    def receive(self, state: Rows, net: Network) -> Rows:
         net.receive(state.x)  # x_i += Σ_j W_ij sent_j − sent_i
         return state

@@ -1,4 +1,4 @@
-"""Exact diffusion and D²: each worker corrects by the pull that gossip has had on it (Yuan et al. 2017, arXiv 1702.05122; D²: 1803.07068)."""
+"""Exact diffusion and D²: corrected by the pull that gossip has had (Yuan et al. 2017, arXiv 1702.05122; D²: 1803.07068)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,18 +53,18 @@ class ExactDiffusion(Algorithm):
                     "lazy=True (W̄ = (W + I)/2), or more self weight"
                 )
 
-    def init(self, x: Tensor) -> State:  # noqa: D102
+    def init(self, x: Tensor) -> State:
         return State(x, torch.zeros_like(x), LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+    def compute(self, state: State, grad: Gradient) -> State:
         state.opt.step(state.x, grad(state.x))
         return state
 
-    def send(self, state: State, net: Network) -> None:  # noqa: D102
+    def send(self, state: State, net: Network) -> None:
         state.x.add_(state.c)
         net.send(state.x)
 
-    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+    def receive(self, state: State, net: Network) -> State:
         state.x.sub_(state.c)
         net.receive(state.c, scale=0.5 if self.lazy else 1.0)  # c_i += Σ_j W̄_ij φ_j − φ_i
         state.x.add_(state.c)

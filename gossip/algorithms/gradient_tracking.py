@@ -1,4 +1,4 @@
-"""Gradient tracking: each worker follows an estimate of the average gradient (Koloskova et al. 2021, arXiv 2202.03836; DIGing)."""
+"""Gradient tracking: each worker follows an estimate of the average gradient (Koloskova et al. 2021, arXiv 2202.03836)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,19 +38,19 @@ class GradientTracking(Algorithm):
 
     requires = frozenset({"doubly_stochastic", "contractive"})
 
-    def init(self, x: Tensor) -> State:  # noqa: D102
+    def init(self, x: Tensor) -> State:
         return State(x, torch.zeros_like(x), torch.zeros_like(x), LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+    def compute(self, state: State, grad: Gradient) -> State:
         g = grad(state.x)
         state.y.add_(g).sub_(state.g)
         state.g.copy_(g)
         state.opt.step(state.x, state.y)
         return state
 
-    def send(self, state: State, net: Network) -> None:  # noqa: D102
+    def send(self, state: State, net: Network) -> None:
         net.send(state.x, state.y)
 
-    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+    def receive(self, state: State, net: Network) -> State:
         net.receive(state.x, state.y)
         return state

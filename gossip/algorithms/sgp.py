@@ -40,17 +40,17 @@ class SGP(Algorithm):
     requires = frozenset({"column_stochastic", "contractive"})
     overlaps = True
 
-    def init(self, x: Tensor) -> State:  # noqa: D102
+    def init(self, x: Tensor) -> State:
         return State(x, x.new_ones(len(x), 1), x.clone(), LocalOptimizer(self.optimizer, x))
 
-    def compute(self, state: State, grad: Gradient) -> State:  # noqa: D102
+    def compute(self, state: State, grad: Gradient) -> State:
         state.opt.step(state.x, grad(self.params(state)))
         return state
 
-    def send(self, state: State, net: Network) -> None:  # noqa: D102
+    def send(self, state: State, net: Network) -> None:
         net.send(state.x, state.w)
 
-    def receive(self, state: State, net: Network) -> State:  # noqa: D102
+    def receive(self, state: State, net: Network) -> State:
         net.receive(state.x, state.w)
         return state
 

@@ -15,13 +15,13 @@ class Dense(Payload):
 
     x: Tensor
 
-    def parts(self) -> tuple[Tensor, ...]:  # noqa: D102
+    def parts(self) -> tuple[Tensor, ...]:
         return (self.x,)
 
-    def like(self, parts: tuple[Tensor, ...]) -> Dense:  # noqa: D102
+    def like(self, parts: tuple[Tensor, ...]) -> Dense:
         return Dense(*parts)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.x
 
 

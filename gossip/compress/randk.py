@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .. import rng
@@ -38,7 +37,9 @@ class RandK:
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Keyed:
         """Compress each row of (m, d); `key` (m,) is required."""
         if key is None:
-            raise ValueError("RandK draws at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)")
+            raise ValueError(
+                "RandK draws at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)"
+            )
         d = x.shape[1]
         k = kept(self.ratio, d)
         values = x.gather(1, rng.sample(key, d, k))
@@ -58,21 +59,21 @@ class Keyed(Payload):
     key: Tensor
     d: int
 
-    def parts(self) -> tuple[Tensor, ...]:  # noqa: D102
+    def parts(self) -> tuple[Tensor, ...]:
         return self.values, self.key
 
-    def like(self, parts: tuple[Tensor, ...]) -> Keyed:  # noqa: D102
+    def like(self, parts: tuple[Tensor, ...]) -> Keyed:
         return Keyed(*parts, d=self.d)
 
     def placed(self) -> Sparse:
         """The same with its indices drawn."""
         return Sparse(self.values, rng.sample(self.key[:, 0], self.d, self.values.shape[1]), self.d)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.placed().dense()
 
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:  # noqa: D102
+    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
         self.placed().add_into(into, block, scale)
 
-    def add_to(self, into: Tensor) -> None:  # noqa: D102
+    def add_to(self, into: Tensor) -> None:
         self.placed().add_to(into)

@@ -39,13 +39,13 @@ class Signs(Payload):
     scale: Tensor
     d: int
 
-    def parts(self) -> tuple[Tensor, ...]:  # noqa: D102
+    def parts(self) -> tuple[Tensor, ...]:
         return self.packed, self.scale
 
-    def like(self, parts: tuple[Tensor, ...]) -> Signs:  # noqa: D102
+    def like(self, parts: tuple[Tensor, ...]) -> Signs:
         return Signs(*parts, d=self.d)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return _unpack(self.packed, self.d).to(self.scale.dtype).mul_(2 * self.scale).sub_(self.scale)
 
 

@@ -24,19 +24,19 @@ class Sparse(Payload):
     index: Tensor
     d: int
 
-    def parts(self) -> tuple[Tensor, ...]:  # noqa: D102
+    def parts(self) -> tuple[Tensor, ...]:
         return self.values, self.index
 
-    def like(self, parts: tuple[Tensor, ...]) -> Sparse:  # noqa: D102
+    def like(self, parts: tuple[Tensor, ...]) -> Sparse:
         return Sparse(*parts, d=self.d)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.values.new_zeros(len(self.values), self.d).scatter_(1, self.index.long(), self.values)
 
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:  # noqa: D102
+    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
         place = self.index[block.src] + (block.dst * self.d)[:, None]
         weight = (block.weight * scale).to(self.values)[:, None]
         into.view(-1).index_add_(0, place.view(-1), (self.values[block.src] * weight).view(-1))
 
-    def add_to(self, into: Tensor) -> None:  # noqa: D102
+    def add_to(self, into: Tensor) -> None:
         into.scatter_add_(1, self.index.long(), self.values)

@@ -1,0 +1,1 @@
+"""The laboratory: tasks, Hydra configs, the trainer, records and comparisons."""

@@ -1,0 +1,210 @@
+"""Where a run's processes come from: none (all rows here), started inside this job, or torchrun's."""
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gossip
+
+PRELOAD = ("sklearn.datasets", "sklearn.model_selection")  # slow imports of tasks, made once if this process made them
+GRACE = 10.0  # seconds that the other processes get to end by themselves after one has failed
+KINDS = ("here", "workers", "blocks")
+
+
+class WorkerError(RuntimeError):
+    """A worker's process failed; carries its traceback."""
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun (or another launcher that sets RANK) started this process."""
+    return "RANK" in os.environ
+
+
+def world(config: Mapping[str, Any]) -> int:
+    """How many processes a run needs; refuses what does not fit, before any process starts."""
+    launch, n = config["launch"], config["n"]
+    kind = launch["kind"]
+    if kind not in KINDS:
+        raise ValueError(f"launch.kind={kind!r} is not one of {', '.join(KINDS)}")
+    if under_torchrun():
+        size = int(os.environ["WORLD_SIZE"])
+        if kind == "here":
+            raise ValueError(
+                f"launch=here under torchrun, which started {size} processes: use launch=blocks (several workers per process) "
+                "or launch=workers (one each), or start the run without torchrun"
+            )
+        if kind == "workers" and size != n:
+            raise ValueError(
+                f"launch=workers needs one process per worker, n={n}, and torchrun started {size}: use "
+                f"--nproc-per-node {n}, or launch=blocks"
+            )
+    else:
+        size = {"here": 1, "workers": n, "blocks": launch.get("processes")}[kind]
+    if size < 1 or size > n:
+        raise ValueError(
+            f"{size} processes for n={n} workers: each process hosts at least one worker, so use 1 to {n} processes"
+        )
+    if kind != "here" and size > 64 and not under_torchrun():
+        raise ValueError(
+            f"launch={kind} would start {size} processes on this machine: up to 64 make sense; launch=here computes the same "
+            "trajectory in one process, and launch=blocks shares it among a few"
+        )
+    return size
+
+
+def threads(config: Mapping[str, Any], processes: int) -> int:
+    """torch threads per process: what the config or OMP_NUM_THREADS says, else cores // processes."""
+    wanted = config["launch"].get("threads") or os.environ.get("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(wanted) if wanted else max(1, cores // processes)
+
+
+def run_processes(
+    target: Callable[..., Any],
+    args: tuple,
+    processes: int,
+    receive: Callable[[Any], None] = lambda item: None,
+    timeout: float = gossip.transport.TIMEOUT,
+    threads: int = 1,
+    logs: str | Path | None = None,
+) -> list[Any]:
+    """Run `target(rank, transport, send, *args)` in fresh processes on this machine and return what each returns.
+
+    `send` passes an item to `receive` in this process. The first failure ends all processes within seconds and is raised
+    here as `WorkerError` with the worker's traceback. The processes end when this one does, however it ends.
+    """
+    # forkserver with torch preloaded starts four workers in 0.2 s, spawn takes 15; Windows has only spawn. The default
+    # must be set as well, or a joblib worker's own start method wins.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    multiprocessing.set_start_method(method, force=True)
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        loaded = [name for name in PRELOAD if name in sys.modules]
+        context.set_forkserver_preload(["torch", "torch.distributed", "gossip", __name__, target.__module__, *loaded])
+    results: list[Any] = [None] * processes
+    with tempfile.TemporaryDirectory(prefix="gossip-") as folder:
+        store = Path(folder, "store").as_uri()
+        children = {}
+        for rank in range(processes):
+            ours, theirs = context.Pipe()
+            child = context.Process(
+                target=_child,
+                args=(rank, processes, store, timeout, threads, logs, theirs, target, args),
+                name=f"rank-{rank}",
+                daemon=True,
+            )
+            try:
+                child.start()
+            except (AttributeError, TypeError, multiprocessing.ProcessError) as error:
+                _end([child for _, child in children.values()], 0.0)
+                raise ValueError(
+                    f"the run's parts cannot be sent to its processes ({error}): give functions and classes that live in a "
+                    "module, not lambdas or local functions"
+                ) from error
+            theirs.close()
+            children[ours] = (rank, child)
+        grace = 0.0
+        try:
+            _collect(children, results, receive)
+            grace = GRACE
+        finally:
+            _end([child for _, child in children.values()], grace)
+    return results
+
+
+def _collect(children: dict, results: list[Any], receive: Callable[[Any], None]) -> None:
+    """Read the children's pipes until all have returned; the first failure decides."""
+    open_pipes = dict(children)
+    failure: tuple[int, str] | None = None
+    deadline = None
+    while open_pipes:
+        wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = multiprocessing.connection.wait(list(open_pipes), timeout=wait)
+        for pipe in ready:
+            rank, child = open_pipes[pipe]
+            try:
+                kind, item = pipe.recv()
+            except (EOFError, OSError):
+                del open_pipes[pipe]
+                child.join(GRACE)
+                failure = failure or (
+                    rank,
+                    f"it ended without a word, exit code {child.exitcode} (negative: killed by that signal)",
+                )
+                continue
+            if kind == "item":
+                receive(item)
+            elif kind == "result":
+                results[rank] = item
+                del open_pipes[pipe]
+            else:
+                del open_pipes[pipe]
+                # A peer's loss is a consequence: prefer the failure that caused it.
+                if failure is None or "PeerError" in failure[1]:
+                    failure = (rank, item)
+        if failure is not None:
+            deadline = deadline or time.monotonic() + (GRACE if "PeerError" in failure[1] else 1.0)
+            if time.monotonic() >= deadline or not open_pipes:
+                break
+    if failure is not None:
+        rank, text = failure
+        raise WorkerError(f"rank {rank} failed, and the run was ended:\n{text}")
+
+
+def _end(children: Iterable[multiprocessing.process.BaseProcess], grace: float) -> None:
+    """Wait a little for all, then end those that go on."""
+    deadline = time.monotonic() + grace
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.terminate()
+    for child in children:
+        child.join(2.0)
+        if child.is_alive():
+            child.kill()
+            child.join()
+
+
+def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> None:
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    lock = threading.Lock()
+
+    def send(kind: str, item: Any) -> None:
+        with lock:
+            pipe.send((kind, item))
+
+    try:
+        if logs is not None:
+            logging.basicConfig(
+                filename=Path(logs, f"rank-{rank}.log"),
+                level=logging.INFO,
+                format=f"[%(asctime)s][rank {rank}][%(name)s][%(levelname)s] %(message)s",
+            )
+        torch.set_num_threads(threads)
+        transport = gossip.connect(rank, size, store, timeout=timeout)
+        result = target(rank, transport, lambda item: send("item", item), *args)
+        gossip.disconnect()
+        send("result", result)
+    except BaseException:
+        text = traceback.format_exc()
+        logging.getLogger(__name__).error("%s", text)
+        send("error", text)
+        os._exit(1)  # gloo's threads may wait for peers that are gone
+
+
+def _watch(parent: int) -> None:
+    """End this process when its parent is gone, so that no orphan goes on."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

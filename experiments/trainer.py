@@ -1,0 +1,144 @@
+"""Build a run from its config, run it in whatever placement, evaluate and hand out one row per evaluation."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+import gossip
+from experiments import metrics
+from gossip import checkpoint
+from gossip.simulate import Task
+from graphs import Schedule
+
+CHECKPOINT = "checkpoint.pt"
+log = logging.getLogger(__name__)
+
+
+class Setup(NamedTuple):
+    """What a config describes."""
+
+    task: Task
+    algorithm: gossip.Algorithm
+    schedule: Schedule
+    topology: Any
+
+
+def build(config: Mapping[str, Any]) -> Setup:
+    """Instantiate and check everything that can be refused, before any process starts."""
+    nodes = OmegaConf.create(dict(config))
+    topology = instantiate(nodes.topology)
+    schedule = instantiate(nodes.schedule)
+    algorithm = instantiate(nodes.algorithm)
+    if nodes.scheduler is not None:
+        algorithm = dataclasses.replace(
+            algorithm, optimizer=gossip.scheduled(algorithm.optimizer, instantiate(nodes.scheduler))
+        )
+    if schedule.n != config["n"]:
+        raise ValueError(
+            f"n={config['n']} and the schedule connects {schedule.n} workers: choose a topology of {config['n']} workers, "
+            f"or n={schedule.n}"
+        )
+    gossip.check(
+        algorithm, schedule, overlap=config["overlap"], local_steps=config["local_steps"], force=config["force"]
+    )
+    task = instantiate(nodes.task)
+    if task.n != config["n"]:
+        raise ValueError(f"n={config['n']} and the task has {task.n} workers: give both the same n, task.n=${{n}}")
+    return Setup(task, algorithm, schedule, topology)
+
+
+def train(
+    config: Mapping[str, Any],
+    setup: Setup,
+    emit: Callable[[dict[str, float]], None],
+    placement: gossip.Placement | None = None,
+    transport: gossip.Transport | None = None,
+    folder: str | Path | None = None,
+    keep: bool = False,
+) -> torch.Tensor | None:
+    """Run all rounds of a config.
+
+    Args:
+        emit: receives one row of metrics and axes per evaluation; called at rank 0 only.
+        placement, transport: which rows are here, and the other processes; all rows here if None.
+        folder: where checkpoints go.
+        keep: return the models' trajectory at the evaluations, (evaluations, n, d), at every rank.
+    """
+    task, algorithm, schedule, _ = setup
+    rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
+    net = gossip.Network(schedule, placement, transport, config["seed"])
+    rank = net.placement.rank
+    state = algorithm.init(task.initial().expand(len(net.rows), -1).clone())
+    start = 0
+    if config["resume"] is not None:
+        start = checkpoint.restore(checkpoint.load(Path(config["resume"]) / CHECKPOINT), state, net)
+        log.info("resumed from %s at round %d", config["resume"], start)
+    losses = torch.full((len(net.rows),), float("nan"))
+    trajectory = []
+
+    def oracle(x: torch.Tensor, step: int) -> torch.Tensor:
+        nonlocal losses
+        g, losses = task.gradient(x, net.rows, step)
+        return g
+
+    def evaluate(done: int, seconds: float) -> None:
+        x = algorithm.params(state)
+        average = net.mean(x)
+        squared = metrics.squared_distances(x, average[0])
+        own = {name: net.gather(values) for name, values in task.evaluate(x).items()}
+        bits = net.gather(net.meter.bits[net.rows])
+        row = metrics.evaluation(own, task.evaluate(average), net.gather(squared), net.gather(losses))
+        row |= metrics.axes(
+            done,
+            done * steps,
+            float(bits.double().mean()),
+            seconds,
+            getattr(task, "batch_size", None),
+            getattr(task, "size", None),
+            net.n,
+        )
+        if keep:
+            trajectory.append(net.gather(x).clone())
+        if rank == 0:
+            emit(row)
+
+    if start == 0:
+        evaluate(0, 0.0)
+    seconds, began = 0.0, time.perf_counter()
+    with torch.no_grad():
+        clock = gossip.lockstep(algorithm, oracle, net, state, rounds, start, steps, config["overlap"])
+        for done, state in clock:
+            last = done == rounds
+            saves = config["checkpoint_every"] and (done % config["checkpoint_every"] == 0 or last)
+            if done % every and not last and not saves:
+                continue
+            seconds += time.perf_counter() - began
+            if done % every == 0 or last:
+                evaluate(done, seconds)
+            if saves and folder is not None:
+                table = checkpoint.table(state, net, done)
+                if rank == 0:
+                    checkpoint.save(Path(folder) / CHECKPOINT, table)
+            began = time.perf_counter()
+    return torch.stack(trajectory) if keep else None
+
+
+def hosted(
+    rank: int,
+    transport: gossip.Transport,
+    send: Callable[[Any], None],
+    config: Mapping[str, Any],
+    folder: str | None,
+    keep: bool,
+) -> torch.Tensor | None:
+    """One process's share of a run: builds everything from the config, so that nothing but plain data is sent to it."""
+    placement = gossip.Placement.even(config["n"], transport.size, rank)
+    transport.agree({"config": repr(config)})
+    return train(config, build(config), send, placement, transport, folder, keep)
