@@ -95,7 +95,7 @@ def seeds(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         if isinstance(value, Mapping):
             found |= seeds(value, f"{prefix}{key}.")
-        elif key == "seed" or str(key).endswith("_seed"):
+        elif key == "seed" or key.endswith("_seed"):
             found[f"{prefix}{key}"] = value
     return found
 

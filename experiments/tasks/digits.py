@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,9 +24,9 @@ def load(split_seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data = load_digits()
+    inputs, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     x, test_x, y, test_y = train_test_split(
-        data.data / 16, data.target, test_size=0.2, random_state=split_seed, stratify=data.target
+        inputs / 16, labels, test_size=0.2, random_state=split_seed, stratify=labels
     )
     return (torch.from_numpy(x), torch.from_numpy(y)), (torch.from_numpy(test_x), torch.from_numpy(test_y))
 

@@ -1,0 +1,178 @@
+"""W&B as a guest: one run per job, opened in the process that started it, and no error of it ever ends a training.
+
+`tracker` gives an object with `log` and `finish`, or one of the same face that does nothing. The run's own record
+(`experiments.records`) does not need it. WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY are honoured.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments import metrics, records
+
+_MODES = ("off", "offline", "online")
+_PRESENTATION = ("track", "progress", "resume", "checkpoint_every")
+log = logging.getLogger(__name__)
+
+
+def group(config: Mapping[str, Any]) -> str:
+    """12 hexadecimal digits of the config without its seeds, and without what changes no result: the runs of one
+    setting share it, so that W&B can average them.
+
+    >>> group({"n": 4, "seed": 0, "task": {"seed": 0}}) == group({"n": 4, "seed": 1, "task": {"seed": 1}})
+    True
+    """
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(k): bare(v) for k, v in value.items() if k != "seed"}
+        return [bare(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    kept = bare({k: v for k, v in config.items() if k not in _PRESENTATION})
+    text = json.dumps(records.encode(kept), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+class Off:
+    """A tracker that does nothing: for ``track=off``, and for every process but the one that tracks."""
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def finish(self, failed: bool = False) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> "Off":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self.finish(failed=error is not None)
+
+
+class Tracker(Off):
+    """A W&B run, bound to the process that opened it.
+
+    Calls from another process or after `finish` are ignored, and whatever W&B raises is too, each with one warning in
+    the log. Leaving a ``with`` block finishes the run, as failed where an exception passes.
+    """
+
+    def __init__(self, run: Any, folder: Path) -> None:
+        self._run, self._folder, self._pid = run, folder, os.getpid()
+        self._warned: set[str] = set()
+        self._finished = False
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """One evaluation, with all its x-axes, in one call: metrics logged apart lose their points on another axis. The
+        numbers that are NaN or infinite are counted under ``nonfinite``."""
+        if self._usable("log"):
+            odd = sum(isinstance(v, float) and not math.isfinite(v) for v in row.values())
+            self._safely(lambda: self._run.log({**row, "nonfinite": odd} if odd else dict(row)))
+
+    def finish(self, failed: bool = False) -> None:
+        """Closes the run; a second call is harmless."""
+        if self._finished or os.getpid() != self._pid:
+            return
+        self._finished = True
+        self._safely(lambda: self._run.finish(exit_code=int(failed)))
+        if parts := offline_parts(self._folder):
+            log.info("to upload: wandb sync %s", " ".join(map(str, parts)))
+
+    def _usable(self, what: str) -> bool:
+        if os.getpid() != self._pid:
+            self._warn(f"{what} in another process than the one that opened the W&B run is ignored")
+        elif self._finished:
+            self._warn(f"{what} after the W&B run was finished is ignored")
+        else:
+            return True
+        return False
+
+    def _safely(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._warn(f"W&B failed, training goes on ({type(error).__name__}: {error})")
+
+    def _warn(self, text: str) -> None:
+        kind = text.partition("(")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning(text)
+
+
+def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: float = 60.0) -> Off:
+    """The tracker of a run, to be called once per run and in its parent process only.
+
+    Args:
+        track: "off", "offline" (needs no account; files in ``folder``/wandb) or "online". Unless it is "off", the
+            variable WANDB_MODE counts more.
+        config: the resolved config.
+        folder: the run's folder.
+        timeout: seconds for W&B to start.
+
+    W&B's own failure to start (no network, no login) is one warning, and the run goes on without it.
+
+    >>> tracker("off", {}, ".").log({"round": 1})
+    """
+    if track not in _MODES:
+        raise ValueError(f"track={track!r} is not one of {', '.join(_MODES)}")
+    mode = os.environ.get("WANDB_MODE") or track
+    if track == "off" or mode in ("off", "disabled"):
+        return Off()
+    try:
+        import wandb
+
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "gossip-sgd",
+            dir=str(folder),
+            config=records.encode(config),
+            group=group(config),
+            name=_name(config),
+            mode={"dryrun": "offline", "run": "online"}.get(mode, mode),  # type: ignore[arg-type]
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=timeout,
+                login_timeout=timeout,
+                save_code=False,
+                disable_git=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
+        )
+        for axis in metrics.AXES:
+            run.define_metric(axis)
+        for names in ("eval/*", "consensus/*", "train/*"):
+            run.define_metric(names, step_metric="round")
+    except Exception as error:
+        log.warning(
+            "W&B did not start, the run goes on without it (%s: %s). Its record is in %s all the same; track=off "
+            "silences this.",
+            type(error).__name__,
+            error,
+            folder,
+        )
+        return Off()
+    if not run.offline:
+        log.info("W&B: %s", run.url)
+    return Tracker(run, Path(folder))
+
+
+def offline_parts(folder: str | Path) -> list[Path]:
+    """The W&B folders of an offline run, several after a resume; `wandb sync` takes them all."""
+    return sorted(Path(folder).glob("wandb/offline-run-*"))
+
+
+def _name(config: Mapping[str, Any]) -> str | None:
+    """Such as "Choco ring n16 seed0"."""
+    parts = [
+        str(part["_target_"]).rsplit(".", 1)[-1]
+        for part in (config.get("algorithm"), config.get("topology"))
+        if isinstance(part, Mapping) and "_target_" in part
+    ]
+    parts += [f"{key}{config[key]}" for key in ("n", "seed") if key in config]
+    return " ".join(parts) or None
