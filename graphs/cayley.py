@@ -43,12 +43,12 @@ def _candidates(n: int, offsets: list[int]) -> Iterator[tuple[int, ...]]:
     tried = 0
     # longest chains 1 | s1 | s2 … | n of strides first: a hypercube's is the full one, a torus's has one step
     stack: list[list[int]] = [[1]]
-    chains = []
+    chains: list[list[int]] = []
     while stack and len(chains) < 256:
-        chain = stack.pop()
+        chain: list[int] = stack.pop()
         chains.append(chain)
         stack += [[*chain, s] for s in strides if s > chain[-1] and s % chain[-1] == 0]
-    for chain in sorted(chains, key=len, reverse=True):
+    for chain in sorted(chains, key=lambda chain: -len(chain)):
         if len(chain) > 1 and tried < 32:
             tried += 1
             ends = [*chain, n]

@@ -260,8 +260,8 @@ def erdos_renyi(n: int, p: float, seed: int = 0, *, allow_disconnected: bool = F
         found, last = [np.empty(0, dtype=np.int64)], -1
         while p > 0 and last < total:
             steps = random.geometric(p, size=max(16, int(1.1 * p * (total - last))))
-            # a gap past the end is all the same, and cutting it keeps the sum within int64
-            spots = last + np.cumsum(np.minimum(steps, total + 1))
+            # a gap past the end is all the same (NumPy's overflow, for a tiny p, comes out negative): cut it
+            spots = last + np.cumsum(np.where((steps < 1) | (steps > total), total + 1, steps))
             found.append(spots[spots < total])
             last = int(spots[-1])
         key = np.concatenate(found)

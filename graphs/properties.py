@@ -31,7 +31,8 @@ def checked(W: Any) -> Tensor:
         if issparse(W):
             W = coo_array(W)
             values = torch.as_tensor(W.data)
-            W = torch.sparse_coo_tensor(torch.as_tensor(np.stack(W.coords), dtype=torch.int64), values, W.shape)
+            places = torch.as_tensor(np.stack(W.coords), dtype=torch.int64)
+            W = torch.sparse_coo_tensor(places, values, W.shape, check_invariants=True)
         else:
             W = torch.as_tensor(np.asarray(W))
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] < 1:

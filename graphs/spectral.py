@@ -81,7 +81,7 @@ def stochastic(W: Tensor) -> bool:
 
 
 def recurrent(walk: Any) -> int:
-    """How many eigenvalues of modulus one a nonnegative row-stochastic walk has: closed classes, or the period of one."""
+    """How many eigenvalues of modulus one a nonnegative row-stochastic walk has: closed classes, or a period."""
     from scipy.sparse.csgraph import connected_components
 
     count, label = connected_components(walk, directed=True, connection="strong")
@@ -149,7 +149,7 @@ def _thin(matrix: Any) -> bool:
     from scipy.sparse.csgraph import shortest_path
 
     n = matrix.shape[0]
-    depth = shortest_path(matrix, unweighted=True, indices=0)
+    depth = shortest_path(abs(matrix), unweighted=True, indices=0)
     return float(depth[np.isfinite(depth)].max()) > n**0.6
 
 
