@@ -1,0 +1,1 @@
+"""Studies: fixed questions with their commands, tables and figures."""

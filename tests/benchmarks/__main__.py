@@ -1,0 +1,20 @@
+"""`make bench`: every benchmark, one table."""
+
+import sys
+
+from . import engine
+from .harness import table
+
+GROUPS = {"engine": engine}
+
+
+def main(wanted: list[str]) -> None:
+    """Run the named groups, or all."""
+    unknown = set(wanted) - GROUPS.keys()
+    if unknown:
+        sys.exit(f"error: no benchmark group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    print(table([row for name in wanted or GROUPS for row in GROUPS[name].rows()]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
