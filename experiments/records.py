@@ -171,7 +171,6 @@ class Writer:
             _, rows, _ = read(self.folder) if kept else ({}, [], {})
             self._rounds = {row["round"] for row in rows if "round" in row}
             self.last = rows[-1] if rows else {}
-        self._file = path.open("a", encoding="utf-8")
         if not kept:
             self._write(header)
         self._status: dict[str, Any] = {
@@ -196,9 +195,8 @@ class Writer:
         are."""
         if status not in STATUSES:
             raise ValueError(f"status {status!r} is none of {', '.join(STATUSES)}.")
-        if self._file.closed:
+        if self._status["status"] != "running":
             return
-        self._file.close()
         self._status.update(status=status, reason=reason, ended=time.time(), **more)
         self._save()
 
@@ -212,8 +210,8 @@ class Writer:
             self.finish("failed", "".join(traceback.format_exception(kind, error, trace)))
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(encode(line), allow_nan=False) + "\n")
-        self._file.flush()
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(encode(line), allow_nan=False) + "\n")
 
     def _save(self) -> None:
         self._status.update(done=max(self._rounds, default=0), summary=self.last)

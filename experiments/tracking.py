@@ -128,6 +128,7 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
 
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "gossip-sgd",
+            entity=os.environ.get("WANDB_ENTITY") or None,
             dir=str(folder),
             config=records.encode(config),
             group=group(config),

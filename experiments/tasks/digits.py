@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +24,9 @@ def load(split_seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    inputs, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    data: Any = load_digits()
     x, test_x, y, test_y = train_test_split(
-        inputs / 16, labels, test_size=0.2, random_state=split_seed, stratify=labels
+        data.data / 16, data.target, test_size=0.2, random_state=split_seed, stratify=data.target
     )
     return (torch.from_numpy(x), torch.from_numpy(y)), (torch.from_numpy(test_x), torch.from_numpy(test_y))
 
