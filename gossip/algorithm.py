@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from graphs import Incompatible, Schedule
+from graphs import Incompatible, Schedule, slem
 
 from .network import Network
 
@@ -35,11 +35,13 @@ class Algorithm(ABC):
         requires: properties that the schedule must have (see `graphs.Schedule`).
         overlaps: whether `overlap` is allowed; the docstring then states the overlapped formula and its stability limit.
         steps_locally: whether several local steps between exchanges are defined.
+        exact: whether a constant learning rate reaches the exact optimum although the workers' data differ.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"doubly_stochastic", "contractive"})
     overlaps: ClassVar[bool] = False
     steps_locally: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, x: Tensor) -> State:
@@ -65,6 +67,13 @@ class Algorithm(ABC):
     def params(self, state: State) -> Tensor:
         """The rows (m, d) at which gradients are taken and the model is evaluated; the same tensor at every call."""
         return state.x
+
+    def rate(self, W: Tensor) -> float | None:
+        """The factor by which disagreement shrinks per round when gradients are zero; None without a closed form.
+
+        The SLEM of W unless an algorithm says otherwise. A rate of 0 at W = 11ᵀ/n means: there, mini-batch SGD.
+        """
+        return slem(W)
 
     def check(self, schedule: Schedule) -> None:
         """Raise `Incompatible` unless the schedule has every property that the algorithm requires."""

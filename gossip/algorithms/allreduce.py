@@ -35,6 +35,7 @@ class AllReduce(Algorithm):
     optimizer: OptimizerFactory = sgd
 
     requires = frozenset()
+    exact = True
     steps_locally = False
 
     def init(self, x: Tensor) -> State:
@@ -43,6 +44,9 @@ class AllReduce(Algorithm):
     def compute(self, state: State, grad: Gradient) -> State:
         state.g.copy_(grad(state.x))
         return state
+
+    def rate(self, W: Tensor) -> None:
+        """None: the models are equal from the start, and nothing else would make them so."""
 
     def send(self, state: State, net: Network) -> None:
         net.average(state.g)

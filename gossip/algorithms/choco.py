@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graphs import slem
+
 from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
 from ..network import Network
@@ -54,6 +56,13 @@ class Choco(Algorithm):
                 f"gamma={self.gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression "
                 "and near the compressor's δ for heavy compression"
             )
+
+    def rate(self, W: Tensor) -> float | None:
+        """The SLEM of I − γ (I − W) without compression; with it, only bounds are known."""
+        if not isinstance(self.compressor, Identity):
+            return None
+        W = W.to_dense()
+        return slem(W.mul(self.gamma) + (1 - self.gamma) * torch.eye(len(W), dtype=W.dtype))
 
     def init(self, x: Tensor) -> State:
         zeros = torch.zeros_like

@@ -41,6 +41,7 @@ class ExactDiffusion(Algorithm):
     lazy: bool = True
 
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
+    exact = True
 
     def check(self, schedule: Schedule) -> None:
         """Besides `requires`: D² needs every eigenvalue of W above −1/3."""
@@ -52,6 +53,13 @@ class ExactDiffusion(Algorithm):
                     f"ExactDiffusion(lazy=False), which is D², needs λ_min(W) > −1/3, and λ_min = {smallest:.6f}: use "
                     "lazy=True (W̄ = (W + I)/2), or more self weight"
                 )
+
+    def rate(self, W: Tensor) -> float:
+        """The largest root of z² − 2λz + λ = 0 over the eigenvalues λ < 1 of W̄: √λ₂ where they are positive."""
+        lam = torch.linalg.eigvalsh(W.to_dense())[:-1]
+        lam = ((1 + lam) / 2 if self.lazy else lam).to(torch.complex128)
+        split = (lam * lam - lam).sqrt()
+        return float(torch.cat(((lam + split).abs(), (lam - split).abs(), torch.zeros(1))).max())
 
     def init(self, x: Tensor) -> State:
         return State(x, torch.zeros_like(x), LocalOptimizer(self.optimizer, x))

@@ -37,6 +37,7 @@ class GradientTracking(Algorithm):
     optimizer: OptimizerFactory = sgd
 
     requires = frozenset({"doubly_stochastic", "contractive"})
+    exact = True
 
     def init(self, x: Tensor) -> State:
         return State(x, torch.zeros_like(x), torch.zeros_like(x), LocalOptimizer(self.optimizer, x))
