@@ -21,11 +21,15 @@ def table(state: State, net: Network, round: int) -> dict[str, Any]:
     Randomness is counter-based and batches are functions of the step, so the round is all that there is to save of them.
     """
     nodes = tree.nodes(state)
-    leaves = {
-        name: net.gather(leaf).clone() if leaf.ndim else leaf.clone() for name, leaf in tree.leaves(state).items()
-    }
-    counts = net.meter.state_dict() | {"wire_bytes": net.meter.wire_bytes}
-    meters = [counts] if net.placement.alone or net.transport is None else net.transport.gather(counts)
+    own = tree.leaves(state)
+    mine = own, net.meter.state_dict() | {"wire_bytes": net.meter.wire_bytes}
+    parts = [mine] if net.transport is None else net.transport.gather(mine)
+    meters = [meter for _, meter in parts]
+    leaves = {}
+    for name, leaf in own.items():
+        leaves[name] = leaf.new_empty((net.n, *leaf.shape[1:])) if leaf.ndim else leaf.clone()
+        for block, (theirs, _) in zip(net.placement.blocks, parts if leaf.ndim else ()):
+            leaves[name][list(block)] = theirs[name]
     return {
         "version": VERSION,
         "n": net.n,

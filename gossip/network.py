@@ -122,6 +122,10 @@ class Network:
 
     def exchange(self, messages: Tensor) -> Tensor:
         """A message of its own for every edge: (E_out, …) along `plan.out_edges` to (E_in, …) along `plan.in_edges`."""
+        if self._sent is not None:
+            raise RuntimeError(
+                f"an exchange in round {self.round} while a sent message waits to be received: call net.receive first"
+            )
         (leave, enter), out, into = self.plan.edge_routes
         arrived = messages.new_empty((self.plan.in_edges.shape[1], *messages.shape[1:]))
         arrived[enter] = messages[leave]
@@ -152,10 +156,9 @@ class Network:
 
     def gather(self, values: Tensor) -> Tensor:
         """One entry per hosted row to one per worker, (m, …) → (n, …), at every process; not metered, for metrics."""
-        if self.transport is None or self.placement.alone:
-            return values
+        parts = [values] if self.transport is None or self.placement.alone else self.transport.gather(values)
         everything = values.new_empty((self.n, *values.shape[1:]))
-        for block, part in zip(self.placement.blocks, self.transport.gather(values)):
+        for block, part in zip(self.placement.blocks, parts):
             everything[list(block)] = part
         return everything
 
@@ -177,13 +180,13 @@ class Network:
         if self.placement.alone:
             return None
         made: dict[tuple[int, ...], Packet] = {}
-        outgoing = {}
+        outgoing, everything = {}, tuple(range(len(self.rows)))
         for q, rows in self.plan.sends.items():
             key = tuple(rows.tolist())
             if key not in made:
                 packet = made[key] = self._packet("out", len(made), specs, len(rows))
                 for part, place in zip(parts, packet.parts):
-                    if len(rows) == len(part):
+                    if key == everything:
                         place.copy_(part)
                     else:
                         torch.index_select(part, 0, rows, out=place)
@@ -193,7 +196,7 @@ class Network:
             for slot, (q, block) in enumerate(self.plan.remote.items())
         }
         self._start(outgoing, incoming)
-        return made.get(tuple(range(len(self.rows))))
+        return made.get(everything)
 
     def _start(self, outgoing: dict[int, Packet], incoming: dict[int, Packet]) -> None:
         if self.transport is None:
