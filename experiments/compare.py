@@ -173,8 +173,9 @@ def compare(
     for key in bys:
         _check_config_key(key, every)
     groups = _groups(found, bys)
-    rows, curves, incomplete = [], {}, 0
-    for label, members in groups.items():
+    rows, curves, looks, incomplete = [], {}, {}, 0
+    for words, members in groups.items():
+        label = " ".join(words)
         broken = [r for r in members if not r.complete]
         incomplete += len(broken)
         if len(broken) < len(members):  # a curve must not look further, or a mean steadier, than it is
@@ -184,6 +185,7 @@ def compare(
         notes += [f"{label}: {r.folder} is {r.status['status']}, round {r.progress}, {fate}" for r in broken]
         notes += _mixed(label, members, bys)
         rows.append({"label": name, "runs": len(members), **_columns(members, xs, ys, target)})
+        looks[name] = (words[0], " ".join(words[1:]))
         curves[name] = {(a, b): _curve(members, a, b) for a in xs for b in dict.fromkeys([*plotted, *ys])}
     result = Comparison(rows, curves, notes, by=",".join(bys))
     if figure:
@@ -191,7 +193,7 @@ def compare(
         title = f"mean ± standard error over {'–'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} runs"
         title += f"; {incomplete} incomplete" if incomplete else ""
         rule = target if plotted[:1] == ys[:1] else None
-        result.figure = draw(curves, xs, plotted, title, rule, xscale, yscale)
+        result.figure = draw(curves, xs, plotted, title, rule, xscale, yscale, looks)
     return result
 
 
@@ -255,17 +257,17 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     return [r for r in runs if id(r) in keep], notes
 
 
-def _groups(runs: list[Run], by: Sequence[str]) -> dict[str, list[Run]]:
-    """Runs with equal values of the `by` keys, under a label that tells them from all others."""
+def _groups(runs: list[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Runs with equal values of the `by` keys, under words (one a key) that tell them from all others."""
     parts = []
     for key in by:
         values = [_bare(_get(r.config, key)) for r in runs]
         names = _describe(values)
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
-    groups: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run, label in zip(runs, zip(*parts)):
-        groups.setdefault(" ".join(label), []).append(run)
+        groups.setdefault(label, []).append(run)
     return groups
 
 
@@ -280,16 +282,20 @@ def _describe(values: Sequence[Any]) -> list[str]:
     names = [_label(v) for v in values]
     for name in set(names):
         same = [i for i, n in enumerate(names) if n == name and isinstance(values[i], Mapping)]
-        if len({_dump(values[i]) for i in same}) < 2:
-            continue
-        for key in dict.fromkeys(k for i in same for k in values[i]):
-            inner = [values[i].get(key) for i in same]
-            if len({_dump(v) for v in inner}) < 2:
-                continue
-            for i, value, text in zip(same, inner, _describe(inner)):
-                if value is not None:
-                    names[i] += f" {text}" if isinstance(value, Mapping) else f" {key}={text}"
+        kinds = len({_dump(values[i]) for i in same})
+        inner = {k: [values[i].get(k) for i in same] for k in dict.fromkeys(k for i in same for k in values[i])}
+        told = {k: _pieces(k, v) for k, v in inner.items() if len({_dump(w) for w in v}) > 1}
+        enough = [pieces for k, pieces in told.items() if len(set(pieces)) == kinds]
+        components = [pieces for pieces in enough if not any("=" in p for p in pieces)]
+        for pieces in (components or enough)[:1] or told.values():
+            for i, piece in zip(same, pieces):
+                names[i] += f" {piece}" if piece else ""
     return names
+
+
+def _pieces(key: str, values: Sequence[Any]) -> list[str]:
+    texts = _describe(values)
+    return ["" if v is None else t if isinstance(v, Mapping) else f"{key}={t}" for v, t in zip(values, texts)]
 
 
 def _mixed(label: str, members: list[Run], by: Sequence[str]) -> list[str]:
@@ -414,10 +420,10 @@ def _keys(keys: str | Sequence[str]) -> list[str]:
 
 
 def _number(mean: float, error: float) -> str:
-    """To the second digit of its error, or to four digits without one.
+    """To the second digit of its error, and to four digits at most.
 
-    >>> _number(0.91234, 0.0123), _number(1234.5, math.nan), _number(3.2e-9, 1e-10), _number(300, 0)
-    ('0.912 ± 0.012', '1234', '3.20e-09 ± 1.0e-10', '300')
+    >>> _number(0.91234, 0.0123), _number(0.91237, 0.00024), _number(3.2e-9, 1e-10), _number(300, 0)
+    ('0.912 ± 0.012', '0.9124 ± 0.0002', '3.20e-09 ± 1.0e-10', '300')
     """
     if not math.isfinite(mean):
         return f"{mean}"
@@ -427,8 +433,8 @@ def _number(mean: float, error: float) -> str:
     if size >= 1e5 or size < 1e-3:
         digits = max(1, math.floor(math.log10(size)) - math.floor(math.log10(error)) + 1)
         return f"{mean:.{digits}e} ± {error:.1e}"
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{mean:.{min(digits, 5)}f} ± {error:.{min(digits, 5)}f}"
+    digits = max(0, min(1 - math.floor(math.log10(error)), 3 - math.floor(math.log10(size))))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def _stack(heads: Sequence[str]) -> list[str]:

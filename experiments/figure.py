@@ -31,17 +31,20 @@ def draw(
     target: float | None = None,
     xscale: str = "auto",
     yscale: str = "auto",
+    looks: Mapping[str, tuple[str, str]] | None = None,
 ) -> "Figure":
     """One panel for each y (rows) and x (columns): means as lines, ± one standard error as bands, the target as a rule.
 
     A logarithmic axis is chosen where y spans more than two decades, or where the curves' last x differ eightfold.
-    Zeros are then drawn at its lower end, and the panel says so.
+    Zeros of y are then drawn at its lower end, points at x = 0 are left out, and the panel says so.
+    ``looks`` maps a label to what its colour and what its dash stand for, such as an algorithm and a topology.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 + 5.2 * len(xs), 0.8 + 3.2 * len(ys) + 0.2 * len(curves)), layout="constrained")
     FigureCanvasAgg(figure)
+    styles = _styles(list(curves), looks or {})
     panels = figure.subplots(len(ys), len(xs), squeeze=False, sharey="row")
     for row, y in zip(panels, ys):
         for panel, x in zip(row, xs):
@@ -50,18 +53,18 @@ def draw(
             every_x, every_y = (_finite(v for c in shown.values() for v in getattr(c, axis)) for axis in "xy")
             left = _floor(every_x, xscale, min(ends, default=0) > 0 and max(ends) > 8 * min(ends))
             low = _floor(every_y, yscale, not metrics.higher_is_better(y) and _decades(every_y) > 2)
-            for k, (label, curve) in enumerate(shown.items()):
-                style = {"color": _COLORS[k % len(_COLORS)], "linestyle": _DASHES[k % len(_DASHES)]}
-                at, mean = _lifted(curve.x, left), _lifted(curve.y, low)
-                panel.plot(at, mean, **style, linewidth=1.8, label=label)
+            for label, curve in shown.items():
+                color, dash = styles[label]
+                at = [v if left is None or v > 0 else math.nan for v in curve.x]
+                panel.plot(at, _lifted(curve.y, low), color=color, linestyle=dash, linewidth=1.8, label=label)
                 if any(map(math.isfinite, curve.error)):
                     lower = _lifted([m - e for m, e in zip(curve.y, curve.error)], low)
                     upper = _lifted([m + e for m, e in zip(curve.y, curve.error)], low)
-                    panel.fill_between(at, lower, upper, color=style["color"], alpha=0.18, linewidth=0)
+                    panel.fill_between(at, lower, upper, color=color, alpha=0.18, linewidth=0)
             remarks = []
             if left is not None:
                 panel.set_xscale("log")
-                remarks += ["0 at the left edge"] if min(every_x) < left else []
+                remarks += ["without 0"] if min(every_x) < left else []
             if low is not None:
                 panel.set_yscale("log")
                 remarks += ["zeros at the lower edge"] if min(every_y) < low else []
@@ -78,6 +81,15 @@ def draw(
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3)
     figure.suptitle(title, fontsize="small", color="0.35")
     return figure
+
+
+def _styles(labels: Sequence[str], looks: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, Any]]:
+    """A colour and a dash for each label: by its `looks` where they are few enough to be told apart, else in turn."""
+    first, second = (list(dict.fromkeys(words)) for words in zip(*(looks.get(v, (v, "")) for v in labels)))
+    if 1 < len(second) <= len(_DASHES) and len(first) <= len(_COLORS):
+        hues, lines = dict(zip(first, _COLORS)), dict(zip(second, _DASHES))
+        return {label: (hues[looks[label][0]], lines[looks[label][1]]) for label in labels}
+    return {label: (_COLORS[k % len(_COLORS)], _DASHES[k % len(_DASHES)]) for k, label in enumerate(labels)}
 
 
 def _finite(values: Iterable[float]) -> list[float]:
