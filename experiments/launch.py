@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import sys
 import tempfile
 import threading
@@ -37,6 +38,17 @@ def world(config: Mapping[str, Any]) -> int:
     kind = launch["kind"]
     if kind not in KINDS:
         raise ValueError(f"launch.kind={kind!r} is not one of {', '.join(KINDS)}")
+    for key, value in launch.items():
+        if key in ("processes", "threads"):
+            if not (isinstance(value, int) and value >= 1 or value is None and key == "threads"):
+                raise ValueError(f"launch.{key}={value!r}: give a whole number, at least 1")
+        elif key == "timeout":
+            if not (isinstance(value, int | float) and value > 0):
+                raise ValueError(
+                    f"launch.timeout={value!r}: give a positive number of seconds, the bound of every wait"
+                )
+        elif key != "kind":
+            raise ValueError(f"launch.{key} is no option of a launch: it has kind, processes, threads and timeout")
     if under_torchrun():
         size = int(os.environ["WORLD_SIZE"])
         if kind == "here":
@@ -106,7 +118,7 @@ def run_processes(
             )
             try:
                 child.start()
-            except (AttributeError, TypeError, multiprocessing.ProcessError) as error:
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
                 _end([child for _, child in children.values()], 0.0)
                 raise ValueError(
                     f"the run's parts cannot be sent to its processes ({error}): give functions and classes that live in a "
@@ -136,13 +148,11 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None])
             try:
                 kind, item = pipe.recv()
             except (EOFError, OSError):
-                del open_pipes[pipe]
                 child.join(GRACE)
-                failure = failure or (
-                    rank,
+                kind, item = (
+                    "error",
                     f"it ended without a word, exit code {child.exitcode} (negative: killed by that signal)",
                 )
-                continue
             if kind == "item":
                 receive(item)
             elif kind == "result":
@@ -154,7 +164,8 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None])
                 if failure is None or "PeerError" in failure[1]:
                     failure = (rank, item)
         if failure is not None:
-            deadline = deadline or time.monotonic() + (GRACE if "PeerError" in failure[1] else 1.0)
+            latest = time.monotonic() + (GRACE if "PeerError" in failure[1] else 1.0)
+            deadline = min(deadline or latest, latest)
             if time.monotonic() >= deadline or not open_pipes:
                 break
     if failure is not None:
@@ -177,7 +188,7 @@ def _end(children: Iterable[multiprocessing.process.BaseProcess], grace: float) 
 
 
 def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> None:
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, daemon=True).start()
     lock = threading.Lock()
 
     def send(kind: str, item: Any) -> None:
@@ -203,8 +214,8 @@ def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> Non
         os._exit(1)  # gloo's threads may wait for peers that are gone
 
 
-def _watch(parent: int) -> None:
-    """End this process when its parent is gone, so that no orphan goes on."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+def _watch() -> None:
+    """End this process when the one that started it is gone; its parent by pid is the fork server, which outlives that."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
