@@ -1,10 +1,11 @@
 """An ordinary PyTorch training loop, made decentralized: `torchrun --nproc-per-node 4 -m experiments.own_loop`."""
 
-import gossip
-import graphs
 import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
+
+import gossip
+import graphs
 
 
 def main() -> None:

@@ -1,8 +1,15 @@
 """The typed top level of the config: misspelt keys and wrong types are refused even when they are added with `+`."""
 
-from dataclasses import dataclass
+import difflib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from hydra.core.config_store import ConfigStore
 
 
@@ -39,11 +46,17 @@ class Schema:
 
 
 ConfigStore.instance().store(name="schema", node=Schema)
+KEYS = tuple(field.name for field in fields(Schema))
+FIRST = ("topology", "optimizer", "compressor", "partition", "scheduler")  # the others hold copies of these
+LEAST = {"n": 1, "rounds": 0, "seed": 0, "local_steps": 1, "evaluate_every": 1, "checkpoint_every": 0}
 
 
 def check(config: dict[str, Any]) -> None:
-    """What types cannot say: ranges, and text where null was meant."""
-    for name, low in {"n": 1, "rounds": 0, "local_steps": 1, "evaluate_every": 1, "checkpoint_every": 0}.items():
+    """What the types of the top level cannot say: unknown keys, ranges, and text where a number or null was meant."""
+    for name in config:
+        if name not in KEYS:
+            raise ValueError(f"{name} is no key of the config: {suggestion(name, KEYS)}")
+    for name, low in LEAST.items():
         if config[name] < low:
             raise ValueError(f"{name}={config[name]} is below {low}, the least that makes sense")
     if config["batch"] is not None and config["batch"] < 1:
@@ -51,7 +64,26 @@ def check(config: dict[str, Any]) -> None:
     for name, choices in {"track": ("off", "offline", "online"), "dtype": ("float32", "float64")}.items():
         if config[name] not in choices:
             raise ValueError(f"{name}={config[name]!r} is not one of {', '.join(choices)}")
+    try:
+        torch.empty(0, device=config["device"])
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device={config['device']!r} cannot be used here ({reason}): device=cpu always can"
+        ) from error
     _refuse_none(config, "")
+    for name in (*FIRST, *config):
+        _refuse_options(config[name], name)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What was meant, if something is near; else all that there is.
+
+    >>> suggestion("compresor", ("algorithm", "compressor")), suggestion("x", ("lr", "momentum"))
+    ('did you mean compressor?', 'choose from lr, momentum')
+    """
+    near = difflib.get_close_matches(name, list(known := tuple(known)), 1)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
 
 
 def _refuse_none(node: Any, path: str) -> None:
@@ -61,3 +93,30 @@ def _refuse_none(node: Any, path: str) -> None:
         if isinstance(value, str) and value in ("None", "none", "nil"):
             raise ValueError(f"{name}={value} is text here: for no value write {name}=null")
         _refuse_none(value, name)
+
+
+def _refuse_options(node: Any, path: str) -> None:
+    """Options that a `_target_` does not have, and text or null where it takes a number."""
+    if not isinstance(node, dict):
+        return
+    try:
+        target = pkgutil.resolve_name(node["_target_"])
+        options = inspect.signature(target).parameters
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # no target, or one without a readable signature: instantiating it will tell
+        options, hints = {}, {}
+    takes_any = not options or any(p.kind is p.VAR_KEYWORD for p in options.values())
+    for name, value in node.items():
+        if name.startswith("_"):
+            continue
+        if name not in options and not takes_any:
+            others = (o for o in options if o != "params" and not o.startswith("_"))
+            raise ValueError(f"{path}.{name} is no option of {node['_target_']}: {suggestion(name, others)}")
+        hint = hints.get(name)
+        kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        if (int in kinds or float in kinds) and str not in kinds:
+            if isinstance(value, str):
+                raise ValueError(f"{path}.{name}={value} is text, and {node['_target_']} takes a number there")
+            if value is None and types.NoneType not in kinds:
+                raise ValueError(f"{path}.{name}=null, and {node['_target_']} needs a number there")
+        _refuse_options(value, f"{path}.{name}")

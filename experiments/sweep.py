@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -20,15 +23,15 @@ class Sweep(Callback):
         self.bar: tqdm | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write sweep.json and start the bar."""
+        """Write sweep.json, point runs/latest here and start the bar."""
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
-        params = OmegaConf.to_container(config.hydra.sweeper.get("params") or {})
-        overrides = list(config.hydra.overrides.task) + [f"{k}={v}" for k, v in dict(params).items()]
+        point(folder)
+        params = config.hydra.sweeper.get("params") or {}
+        overrides = list(config.hydra.overrides.task) + [f"{k}={v}" for k, v in params.items()]
         definition = {"overrides": overrides, "versions": records.versions(), "git": records.git()}
         (folder / "sweep.json").write_text(json.dumps(records.encode(definition), indent=1) + "\n")
-        jobs = math.prod(_choices(o) for o in overrides)
-        self.bar = tqdm(total=jobs, desc="sweep", unit="run", disable=not config.get("progress", True))
+        self.bar = tqdm(total=_jobs(overrides), desc="sweep", unit="run", disable=not config.get("progress", True))
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
         """Move the bar on."""
@@ -37,19 +40,36 @@ class Sweep(Callback):
             self.bar.set_postfix_str(" ".join(job_return.overrides or []))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Close the bar and print one line per job that did not end well, and the counts."""
+        """Close the bar, print one line per job that did not end well, and the counts; exit with 1 if any failed."""
         if self.bar is not None:
             self.bar.close()
-        print(summary(Path(config.hydra.sweep.dir)), flush=True)
+        folder = Path(config.hydra.sweep.dir)
+        print(summary(folder), flush=True)
+        if any(run.status["status"] not in ("done", "incompatible") for run in jobs(folder).values()):
+            sys.exit(1)
+
+
+def point(folder: Path) -> None:
+    """runs/latest → this run or sweep, where that is how folders are named (runs/date/time)."""
+    latest = folder.resolve().parents[1] / "latest"
+    if latest.parent.name == "runs" and (latest.is_symlink() or not latest.exists()):
+        beside = latest.with_name(f".latest.{os.getpid()}")
+        beside.symlink_to(folder.resolve())
+        os.replace(beside, latest)
+
+
+def jobs(folder: Path) -> dict[Path, records.Run]:
+    """The records of a sweep, in the order of the jobs."""
+    folders = sorted((p.parent for p in folder.glob(f"*/{records.RUN}")), key=lambda p: (len(p.name), p.name))
+    return {job: records.read(job) for job in folders}
 
 
 def summary(folder: Path) -> str:
     """Counts by status, and a line with overrides and reason for each run that is not done."""
     counts: dict[str, int] = {}
     lines = []
-    jobs = sorted((p.parent for p in folder.glob(f"*/{records.RUN}")), key=lambda p: (len(p.name), p.name))
-    for job in jobs:
-        status = records.read(job).status
+    for job, run in jobs(folder).items():
+        status = run.status
         counts[status["status"]] = counts.get(status["status"], 0) + 1
         if status["status"] != "done":
             overrides = job / ".hydra" / "overrides.yaml"
@@ -60,13 +80,17 @@ def summary(folder: Path) -> str:
     return "\n".join([*lines, f"sweep: {total}; records: {folder}"])
 
 
-def _choices(override: str) -> int:
-    """How many values an override sweeps over: commas outside of brackets, plus one."""
-    depth, count = 0, 1
-    for c in override.partition("=")[2]:
-        depth += (c in "([{") - (c in ")]}")
-        count += c == "," and depth == 0
-    return count
+def _jobs(overrides: list[str]) -> int | None:
+    """How many runs the overrides describe; None where only Hydra's sweeper knows.
+
+    >>> _jobs(["algorithm=dpsgd,choco", "topology=ring", "seed=range(0,3)", "task.model.hidden=[64,32]"])
+    6
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        return math.prod(len(list(o.sweep_string_iterator())) for o in parsed if o.is_sweep_override())
+    except HydraException:
+        return None
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ torchrun --nproc-per-node 4 -m experiments.train launch=blocks n=16
 
 import logging
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -18,11 +19,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 import gossip
-from experiments import launch, records, schema, tracking
-from experiments.trainer import Setup, build, hosted, train
+from experiments import launch, records, schema, sweep, tracking
+from experiments.trainer import Setup, build, hosted, resumable, train
 
 log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
@@ -41,10 +43,12 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     processes = launch.world(config)
     torch.set_num_threads(launch.threads(config, 1 if config["launch"]["kind"] == "here" else processes))
     setup = build(config)
+    if config["resume"] is not None:
+        resumable(config)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
         try:
-            return _recorded(
+            result = _recorded(
                 config,
                 setup,
                 folder,
@@ -52,8 +56,11 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
                 transport.rank,
                 lambda emit: hosted(transport.rank, transport, emit, config, str(folder), keep),
             )
-        finally:
-            gossip.disconnect()
+        except Exception as error:  # no farewell: the others wait in an exchange, not in a barrier
+            text = str(error) if isinstance(error, gossip.PeerError) else traceback.format_exc()
+            raise launch.WorkerError(f"rank {transport.rank} failed:\n{text}") from error
+        gossip.disconnect()
+        return result
     if config["launch"]["kind"] == "here":
         return _recorded(
             config, setup, folder, progress, 0, lambda emit: train(config, setup, emit, folder=folder, keep=keep)
@@ -88,12 +95,11 @@ def _recorded(config: dict[str, Any], setup: Setup, folder: Path, progress: str,
     header = records.header(config, setup.topology if hasattr(setup.topology, "edge_index") else None)
     planned = config["rounds"]
     resume = config["resume"] is not None
+    quiet = not config["progress"] or (bool(progress) and not sys.stderr.isatty())  # a sweep's log needs no inner bars
     with (
         records.Writer(folder, header, planned, resume=resume) as writer,
         tracking.tracker(config["track"], config, folder) as tracker,
-        tqdm(
-            total=planned, desc=progress or "rounds", unit="round", leave=not progress, disable=not config["progress"]
-        ) as bar,
+        tqdm(total=planned, desc=progress or "rounds", unit="round", leave=not progress, disable=quiet) as bar,
     ):
 
         def emit(row: dict[str, float]) -> None:
@@ -123,48 +129,52 @@ def message(error: BaseException) -> str:
     return str(error)
 
 
-def _main(cfg: DictConfig) -> float | None:
+def _main(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    sweep = hydra_config.mode == RunMode.MULTIRUN
+    swept = hydra_config.mode == RunMode.MULTIRUN
+    rank = int(os.environ.get("RANK", 0))
     try:
         config = OmegaConf.to_container(cfg, resolve=True)
         assert isinstance(config, dict)
-        if not sweep and int(os.environ.get("RANK", 0)) == 0:
-            _point(folder)
-        run(config, folder, progress=" ".join(hydra_config.overrides.task) if sweep else "")
+        if not swept and rank == 0:
+            sweep.point(folder)
+        run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
-        incompatible = isinstance(cause, gossip.Incompatible)
-        status = records.read(folder).status if (folder / records.RUN).exists() else {}
-        if status.get("status") != "failed":
-            status = {
-                "status": "incompatible" if incompatible else "failed",
-                "reason": message(error) if isinstance(cause, ValueError) else traceback.format_exc(),
-                "planned": cfg.rounds,
-            }
-            records.write_status(folder, status)
-        if incompatible and sweep:
-            log.warning("incompatible: %s", message(error))
-            return None
-        log.error("%s", traceback.format_exc())
-        if sweep or not isinstance(cause, (ValueError, FileNotFoundError, launch.WorkerError)):
+        expected = isinstance(cause, (ValueError, FileNotFoundError, launch.WorkerError))
+        if rank == 0:
+            log.error("%s", traceback.format_exc())
+            _record_failure(folder, cfg.rounds, cause, message(error) if expected else traceback.format_exc())
+        if swept:  # the sweep goes on, and tells at its end
+            return
+        if not expected and not isinstance(error, (InstantiationException, OmegaConfBaseException)):
             raise
-        print(f"error: {message(error)}", file=sys.stderr)
+        # Under torchrun all ranks refuse wrong input alike, so that one of them speaks for all.
+        if rank == 0 or isinstance(error, launch.WorkerError):
+            where = "" if expected else f" (traceback: {folder / 'log.txt'})"
+            print(f"error: {message(error)}{where}", file=sys.stderr, flush=True)
+        if launch.under_torchrun():
+            os._exit(1)  # gloo's threads may wait for peers that are gone
         sys.exit(1)
-    return None
 
 
-def _point(folder: Path) -> None:
-    """runs/latest → this run."""
-    latest = folder.parents[1] / "latest"
-    if latest.is_symlink() or not latest.exists():
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(folder.resolve())
+def _record_failure(folder: Path, planned: int, cause: BaseException, reason: str) -> None:
+    """run.json of a run that was refused, or whose failure is not on record yet."""
+    status = records.read(folder).status["status"] if (folder / records.RUN).exists() else None
+    if status != "failed":
+        status = "incompatible" if isinstance(cause, gossip.Incompatible) else "failed"
+        records.write_status(folder, {"status": status, "reason": reason, "planned": planned})
 
 
 def cli() -> None:
     """`python -m experiments.train`."""
+    for override in sys.argv[1:]:
+        key = override.partition("=")[0]
+        top = re.split("[./@]", key)[0]
+        near = schema.suggestion(top, schema.KEYS)
+        if top.isidentifier() and top not in (*schema.KEYS, "hydra") and "did you mean" in near:
+            sys.exit(f"error: {override}: there is no key {top} in the config; {near}")
     if launch.under_torchrun():
         if any(a in ("-m", "--multirun") for a in sys.argv[1:]):
             sys.exit(

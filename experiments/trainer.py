@@ -51,7 +51,29 @@ def build(config: Mapping[str, Any]) -> Setup:
     task = instantiate(nodes.task)
     if task.n != config["n"]:
         raise ValueError(f"n={config['n']} and the task has {task.n} workers: give both the same n, task.n=${{n}}")
+    try:
+        algorithm.init(
+            task.initial()[None].clone()
+        )  # the optimizer's options are only known to be right once it is made
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(
+            f"{type(algorithm).__name__} cannot start ({error}): look at optimizer.* and scheduler.*"
+        ) from error
     return Setup(task, algorithm, schedule, topology)
+
+
+def resumable(config: Mapping[str, Any]) -> None:
+    """Refuse to resume where there is no checkpoint, one of another n, or nothing left to do."""
+    table = checkpoint.load(Path(config["resume"]) / CHECKPOINT)
+    if table["n"] != config["n"]:
+        raise ValueError(
+            f"n={config['n']}, and the checkpoint in {config['resume']} holds n={table['n']} workers: resume with the same n"
+        )
+    if table["round"] >= config["rounds"]:
+        raise ValueError(
+            f"rounds={config['rounds']}, and the checkpoint in {config['resume']} is at round {table['round']} already: "
+            "ask for more rounds"
+        )
 
 
 def train(

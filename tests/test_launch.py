@@ -164,19 +164,18 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
     )
     (tmp_path / "parent.py").write_text(script)
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(launch.__file__).parents[1])])
-    parent = subprocess.Popen(
-        [sys.executable, tmp_path / "parent.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-    )
+    with (tmp_path / "said.txt").open("w") as said:  # a pipe would stay open as long as an orphan lives
+        parent = subprocess.Popen(
+            [sys.executable, tmp_path / "parent.py", tmp_path], env={**os.environ, "PYTHONPATH": path}, stderr=said
+        )
     deadline = time.monotonic() + 60
     while len(_pids(tmp_path)) < 2 and time.monotonic() < deadline and parent.poll() is None:
         time.sleep(0.1)
     pids = _pids(tmp_path)
     parent.kill()
-    _, said = parent.communicate()
-    assert len(pids) == 2, said.decode()
+    parent.wait()
     try:
+        assert len(pids) == 2, (tmp_path / "said.txt").read_text()
         assert _gone(pids, 10.0), "orphans"
     finally:
         for pid in filter(_runs, pids):
