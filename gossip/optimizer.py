@@ -48,6 +48,9 @@ class LocalOptimizer:
         self._param = torch.nn.Parameter(like.detach())
         built = factory([self._param])
         self.optimizer, self.scheduler = built if isinstance(built, tuple) else (built, None)
+        for group in self.optimizer.param_groups:
+            if "foreach" in group:  # useless for one tensor, and SGD's with Nesterov momentum writes to the gradient
+                group["foreach"] = False
 
     def step(self, x: Tensor, g: Tensor) -> None:
         """One step of the rows x along their gradients g, in place."""
