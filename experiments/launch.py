@@ -18,7 +18,8 @@ import torch
 
 import gossip
 
-PRELOAD = ("sklearn.datasets", "sklearn.model_selection")  # slow imports of tasks, made once if this process made them
+# Slow imports, made once for all children if this process made them; torch's first optimizer imports torch._dynamo.
+PRELOAD = ("torch._dynamo", "sklearn.datasets", "sklearn.model_selection")
 GRACE = 10.0  # seconds that the other processes get to end by themselves after one has failed
 KINDS = ("here", "workers", "blocks")
 
@@ -100,7 +101,7 @@ def run_processes(
     # must be set as well, or a joblib worker's own start method wins.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     multiprocessing.set_start_method(method, force=True)
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         loaded = [name for name in PRELOAD if name in sys.modules]
         context.set_forkserver_preload(["torch", "torch.distributed", "gossip", __name__, target.__module__, *loaded])
@@ -142,7 +143,7 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None])
     deadline = None
     while open_pipes:
         wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = multiprocessing.connection.wait(list(open_pipes), timeout=wait)
+        ready: list[Any] = multiprocessing.connection.wait(list(open_pipes), timeout=wait)
         for pipe in ready:
             rank, child = open_pipes[pipe]
             try:

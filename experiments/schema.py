@@ -47,6 +47,7 @@ class Schema:
 
 ConfigStore.instance().store(name="schema", node=Schema)
 KEYS = tuple(field.name for field in fields(Schema))
+GROUPS = tuple(field.name for field in fields(Schema) if field.type is Any)
 FIRST = ("topology", "optimizer", "compressor", "partition", "scheduler")  # the others hold copies of these
 LEAST = {"n": 1, "rounds": 0, "seed": 0, "local_steps": 1, "evaluate_every": 1, "checkpoint_every": 0}
 

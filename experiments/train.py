@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 import torch
@@ -135,8 +135,7 @@ def _main(cfg: DictConfig) -> None:
     swept = hydra_config.mode == RunMode.MULTIRUN
     rank = int(os.environ.get("RANK", 0))
     try:
-        config = OmegaConf.to_container(cfg, resolve=True)
-        assert isinstance(config, dict)
+        config = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
         if not swept and rank == 0:
             sweep.point(folder)
         run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
@@ -170,7 +169,9 @@ def _record_failure(folder: Path, planned: int, cause: BaseException, reason: st
 def cli() -> None:
     """`python -m experiments.train`."""
     for override in sys.argv[1:]:
-        key = override.partition("=")[0]
+        key, _, value = override.partition("=")
+        if value == "null" and key in schema.GROUPS:
+            sys.exit(f"error: {override}: a group takes the name of one of its files; --help lists them")
         top = re.split("[./@]", key)[0]
         near = schema.suggestion(top, schema.KEYS)
         if top.isidentifier() and top not in (*schema.KEYS, "hydra") and "did you mean" in near:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from hydra.utils import instantiate
@@ -14,11 +14,18 @@ from omegaconf import OmegaConf
 import gossip
 from experiments import metrics
 from gossip import checkpoint
-from gossip.simulate import Task
 from graphs import Schedule
 
 CHECKPOINT = "checkpoint.pt"
 log = logging.getLogger(__name__)
+
+
+class Task(gossip.Task, Protocol):
+    """What a run needs to know of the problem: see `experiments.tasks`."""
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Metrics (k,) of each row of x (k, d) on the common test set."""
+        ...
 
 
 class Setup(NamedTuple):

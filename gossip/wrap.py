@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,7 +65,9 @@ class _Users:
         for p, vx, vg in zip(self.params, views_x, views_g):
             p.data = vx
             if g is not self.own:
-                p.grad = vg
+                p.grad = (
+                    vg.clone()
+                )  # it is the algorithm's, and some optimizers write into gradients (foreach Nesterov)
         self.optimizer.step()
         for p, data, grad in moved:
             p.data, p.grad = data, grad
@@ -102,8 +105,13 @@ class GossipOptimizer(torch.optim.Optimizer):
         named = [(f"parameter {i}", p) for i, p in enumerate(params)]
         layout = Layout.of(named)
         transport.agree(
-            {name: f"{tuple(p.shape)} {p.dtype}" for name, p in named}
-            | {"algorithm": repr(algorithm), "local_steps": local_steps, "seed": seed, "schedule": _digest(schedule)}
+            {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}" for name, p in named}
+            | {
+                "algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)),
+                "local_steps": local_steps,
+                "seed": seed,
+                "schedule": _digest(schedule),
+            }
         )
 
         self.algorithm, self.local_steps, self.steps = algorithm, local_steps, 0
