@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -499,15 +500,16 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
         chosen: dict[str, Any] = dict(options)
         result = compare(folders, **chosen, target=_target(target), where=where, figure=out != "null")
         say(result.table(form))
+        tell = say if form != "csv" else partial(print, file=sys.stderr)  # so that the table alone can be redirected
         for note in result.notes:
-            say(f"note: {note}")
+            tell(f"note: {note}")
         if result.figure is not None:
             path = Path(out)
             if path.suffix not in (".png", ".svg", ".pdf"):
                 raise ValueError(f"out={out} ends in {path.suffix or 'nothing'}: use .png, .svg or .pdf")
             path.parent.mkdir(parents=True, exist_ok=True)
             result.figure.savefig(path, dpi=150)
-            say(f"figure: {path}")
+            tell(f"figure: {path}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

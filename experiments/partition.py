@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition(Sequence):
     """The samples of n workers: ``parts[i]`` is the sorted int64 index tensor of worker i, into ``labels`` (N,).
 

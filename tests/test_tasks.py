@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from torch import nn
 from torch.nn import functional
 
 import gossip
 import graphs
-from experiments import models
+from experiments import models, train
 from experiments.partition import dirichlet, iid
 from experiments.tasks import fashion
 from experiments.tasks.batches import Batches
@@ -309,3 +311,28 @@ def test_fashion_of_the_debian_package(monkeypatch):
     task = fashion.fashion(n=16, test_samples=500)
     assert task.gradient(task.initial().repeat(16, 1), torch.arange(16), 0)[1].shape == (16,)
     assert 0 < float(task.evaluate(task.initial()[None])["accuracy"][0]) < 0.3
+
+
+CONF = Path(train.__file__).parent / "conf"  # `train` registers the schema and the resolvers
+
+
+@pytest.mark.parametrize("partition", [p.stem for p in sorted((CONF / "partition").glob("*.yaml"))])
+@pytest.mark.parametrize("task", [p.stem for p in sorted((CONF / "task").glob("*.yaml"))])
+def test_every_task_and_partition_is_a_config(task, partition):
+    if task == "fashion" and not fashion.DEBIAN.exists():
+        pytest.skip("Fashion-MNIST is not installed here: make data")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", [f"task={task}", f"partition={partition}", "n=12", "seed=3", "batch=5"])
+    built = instantiate(config.task)
+    g, loss = built.gradient(built.initial().repeat(2, 1), torch.tensor([3, 11]), 1)
+    assert built.n == 12
+    assert g.isfinite().all()
+    assert loss.shape == (2,)
+
+
+def test_models_are_chosen_by_name():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", ["task=digits", "task/model=logreg", "dtype=float64"])
+    task = instantiate(config.task)
+    assert task.initial().shape == (650,)
+    assert task.initial().dtype == torch.float64

@@ -31,11 +31,21 @@ def no_environment(monkeypatch, tmp_path):
 
 
 def offline(folder: Path) -> tuple[dict, list[dict], list]:
-    """What an offline run holds: its run record, its rows and its metric definitions (LevelDB framing of protobufs)."""
+    """What an offline run holds: its run record, its rows and its metric definitions."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    for _ in range(200):  # W&B writes the last block a moment after `finish` has returned
+        run, rows, defined, ended = parsed(path.read_bytes())
+        if ended:
+            break
+        time.sleep(0.05)
+    return run, rows, defined
+
+
+def parsed(data: bytes) -> tuple[dict, list[dict], list, bool]:
+    """LevelDB framing of protobufs; True once the record of the end is there."""
     from wandb.proto import wandb_internal_pb2 as pb
 
-    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    data, at, record = path.read_bytes(), 7, b""
+    at, record, ended = 7, b"", False
     run, rows, defined = {}, [], []
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
@@ -44,15 +54,16 @@ def offline(folder: Path) -> tuple[dict, list[dict], list]:
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
         record, at = record + data[at + 7 : at + 7 + size], at + 7 + size
         if kind in (1, 4):
-            parsed, record = pb.Record.FromString(record), b""
-            if parsed.WhichOneof("record_type") == "run":
-                run = {"project": parsed.run.project, "group": parsed.run.run_group, "name": parsed.run.display_name}
-                run["config"] = {i.key: json.loads(i.value_json) for i in parsed.run.config.update}
-            if parsed.WhichOneof("record_type") == "history":
-                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in parsed.history.item})
-            if parsed.WhichOneof("record_type") == "metric":
-                defined.append(parsed.metric.name or parsed.metric.glob_name)
-    return run, rows, defined
+            found, record = pb.Record.FromString(record), b""
+            if found.WhichOneof("record_type") == "run":
+                run = {"project": found.run.project, "group": found.run.run_group, "name": found.run.display_name}
+                run["config"] = {i.key: json.loads(i.value_json) for i in found.run.config.update}
+            if found.WhichOneof("record_type") == "history":
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in found.history.item})
+            if found.WhichOneof("record_type") == "metric":
+                defined.append(found.metric.name or found.metric.glob_name)
+            ended = ended or found.WhichOneof("record_type") == "exit"
+    return run, rows, defined, ended
 
 
 def test_an_offline_run_holds_config_group_axes_and_rows(tmp_path, caplog):

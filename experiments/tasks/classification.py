@@ -1,5 +1,6 @@
 """Classification of arrays that are split over the workers: model, loss, partition and batches, all pure functions."""
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -60,7 +61,7 @@ class Classification:
     ) -> None:
         self.n, self.scale, self.loss = n, scale, loss
         self.dtype, self.device = getattr(torch, dtype), torch.device(device)
-        module = model if isinstance(model, nn.Module) else seeded(seed, model)
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else seeded(seed, model)
         module = module.to(self.device, self.dtype)
         self.layout = gossip.Layout.of(module)
         self.oracle = gossip.Oracle(module, loss)
@@ -92,7 +93,7 @@ class Classification:
 
     def batch(self, workers: Tensor, step: int | Tensor) -> tuple[Tensor, Tensor]:
         """(m, b, …) inputs and (m, b) targets of each worker's step, valid until the next call."""
-        index = self.batches(workers, step)
+        index = self.batches(workers.cpu(), step.cpu() if isinstance(step, Tensor) else step)
         blank = index < 0 if self.batches.batch is None else None
         flat = (index if blank is None else index.clamp(min=0)).reshape(-1).to(self.device)
         raw = torch.index_select(self.inputs, 0, flat, out=self._buffer("raw", len(flat), self.inputs))

@@ -63,7 +63,8 @@ class Quadratic:
         torch.mul(h / 2, (g * g).sum(1), out=loss)
         g.mul_(h[:, None])
         if self.sigma:
-            g.add_(rng.normal(rng.key(self.seed, "noise", workers, step), g.shape[1], g.dtype), alpha=self.sigma)
+            noise = rng.normal(rng.key(self.seed, "noise", workers, step), g.shape[1], g.dtype)
+            g.add_(noise.to(g.device), alpha=self.sigma)
         return g, loss
 
     def evaluate(self, x: Tensor) -> dict[str, Tensor]:
