@@ -70,4 +70,4 @@ class Layout:
 
     def _pieces(self, flat: Tensor) -> Iterator[Tensor]:
         for piece, shape in zip(flat.split(self.sizes, dim=-1), self.shapes):
-            yield piece.view(*flat.shape[:-1], *shape)
+            yield piece.view((*flat.shape[:-1], *shape))
