@@ -1,16 +1,21 @@
-"""Real processes for tests: started together, every wait bounded, whatever is left killed on the way out."""
+"""Many ranks for tests, as real processes or as threads: every wait bounded, whatever is left killed on the way out."""
 
+import copy
 import multiprocessing
 import os
 import pickle
+import queue
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from gossip import Placement
 
 
 # torch.optim imports torch._dynamo, in seconds, when the first optimizer is made
@@ -84,3 +89,54 @@ def _child(function, rank, size, store, args, writer) -> None:
     writer.send_bytes(pickle.dumps(said))
     writer.close()
     os._exit(int(failed))  # a process whose peer died must not wait for it in a destructor
+
+
+class Post:
+    """An in-process stand-in for `gossip.Transport`, for ranks that are threads: a queue per pair, every wait bounded.
+
+    `handed` counts the bytes that were handed over, and `buffers` remembers which.
+    """
+
+    def __init__(self, rank: int, queues: dict[tuple, queue.Queue], size: int) -> None:
+        self.rank, self.size = rank, size
+        self.handed, self.buffers = 0, set()
+        self._queues, self._incoming = queues, {}
+
+    def start(self, outgoing, incoming, round) -> None:
+        for peer, buffer in outgoing.items():
+            self.handed += buffer.numel() * buffer.element_size()
+            self.buffers.add(buffer.data_ptr())
+            self._queues["message", self.rank, peer].put(buffer.clone())
+        self.buffers |= {buffer.data_ptr() for buffer in incoming.values()}
+        self._incoming = incoming
+
+    def finish(self) -> None:
+        for peer, buffer in self._incoming.items():
+            got = self._queues["message", peer, self.rank].get(timeout=20)
+            assert got.shape == buffer.shape, (
+                f"rank {self.rank} awaits {buffer.shape} from {peer}, which sent {got.shape}"
+            )
+            buffer.copy_(got)
+        self._incoming = {}
+
+    def gather(self, item) -> list:
+        for peer in range(self.size):
+            self._queues["item", self.rank, peer].put(copy.deepcopy(item))
+        return [self._queues["item", peer, self.rank].get(timeout=20) for peer in range(self.size)]
+
+    def sum_(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(sum(self.gather(x)))
+
+
+def in_threads(blocks, function) -> list:
+    """`function(placement, transport)` once per block, each in a thread of its own; the results by rank."""
+    size = len(blocks)
+    queues = {(kind, i, j): queue.Queue() for kind in ("message", "item") for i in range(size) for j in range(size)}
+    with ThreadPoolExecutor(size) as pool:
+        futures = [
+            pool.submit(
+                function, Placement(tuple(map(tuple, blocks)), rank), Post(rank, queues, size) if size > 1 else None
+            )
+            for rank in range(size)
+        ]
+        return [future.result(timeout=30) for future in futures]
