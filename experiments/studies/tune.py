@@ -19,8 +19,8 @@ from experiments import train  # noqa: F401  registers the resolvers
 from experiments.trainer import build
 from experiments.trainer import train as run
 
-RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
-GAMMAS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+GAMMAS = (0.05, 0.1, 0.2, 0.4, 0.8)
 GRAPHS, SEEDS = ("ring", "torus"), (100, 101)
 
 
