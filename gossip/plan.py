@@ -26,7 +26,8 @@ class Block:
             for i, j, w in zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()):
                 into[i].add_(source[j], alpha=scale * w)
         elif self.weight.numel():
-            into.flatten(1).addmm_(self._matrix(into), source.flatten(1), alpha=scale)
+            flat = into.view(len(into), -1)  # refuses a layout in which it would be a copy and the sum be lost
+            flat.addmm_(self._matrix(into), source.reshape(len(source), -1), alpha=scale)
 
     def _matrix(self, like: Tensor) -> Tensor:
         """Sparse rows, or a dense matrix where a quarter of it or more is filled."""
