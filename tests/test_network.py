@@ -1,0 +1,358 @@
+"""The network against plain matrix algebra, in one process and over ranks that are threads (gossip/network.py)."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import in_threads
+from test_plan import matrices, partitions
+
+import gossip
+import graphs
+from gossip import Network, Placement, rng
+from gossip.wire import HEADER
+
+DTYPES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 0.05, torch.bfloat16: 0.3}
+RING = graphs.static(graphs.metropolis(graphs.ring(6)))
+BLOCKS = [[range(6)], [[0, 1, 2], [3, 4, 5]], [[5, 0], [3], [4, 1, 2]], [[i] for i in range(6)]]
+
+
+def rows(n, *shape, dtype=torch.float64, seed=0):
+    return (torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5).to(dtype)
+
+
+def collected(blocks, parts):
+    """The rows of all ranks in the order of the workers."""
+    out = parts[0].new_empty((sum(map(len, blocks)), *parts[0].shape[1:]))
+    for block, part in zip(blocks, parts):
+        out[list(block)] = part
+    return out
+
+
+def brute_edges(W, bits, messages=1):
+    return {(j, i): (messages, bits) for i, j in (W.to_dense() != 0).nonzero().tolist() if i != j}
+
+
+@given(st.data())
+def test_mix_is_w_times_x_for_any_w_partition_dtype_and_shape(data):
+    W = data.draw(matrices())
+    n = len(W)
+    blocks = data.draw(partitions(n))
+    dtype = data.draw(st.sampled_from(list(DTYPES)))
+    shape = data.draw(st.sampled_from([(), (1,), (3,), (2, 3)]))
+    x, y = rows(n, *shape, dtype=dtype), rows(n, 1, dtype=dtype, seed=1)
+
+    def rank(placement, transport):
+        net = Network(graphs.static(W), placement, transport)
+        mine, also = x[placement.rows], y[placement.rows]
+        for k in range(2):
+            net.begin(k)
+            net.mix(mine, also)
+        handed = 0 if transport is None else transport.handed
+        return mine, also, net.meter.edges, net.meter.wire_bytes, handed
+
+    results = in_threads(blocks, rank)
+    twice = W.to_dense() @ W.to_dense()
+    for place, start in ((0, x), (1, y)):
+        found = collected(blocks, [r[place] for r in results])
+        assert found.dtype == dtype
+        assert torch.allclose(found.double(), torch.tensordot(twice, start.double(), 1), rtol=0, atol=DTYPES[dtype])
+    bits = 8 * dtype.itemsize * (x[0].numel() + 1)
+    edges = {}
+    for r in results:
+        edges |= r[2]
+        assert r[3] == r[4], "wire_bytes are the bytes handed to the transport"
+    assert edges == brute_edges(W, 2 * bits, 2)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=len)
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_receive_adds_what_was_sent_although_x_moved_meanwhile(blocks, scale):
+    x, move = rows(6, 4), rows(6, 4, seed=1)
+
+    def rank(placement, transport):
+        net = Network(RING, placement, transport)
+        mine = x[placement.rows]
+        net.send(mine)
+        mine.mul_(0).add_(x[placement.rows]).add_(move[placement.rows])
+        net.receive(mine, scale=scale)
+        return mine
+
+    W = RING(0).to_dense()
+    expected = x + move + scale * (W @ x - x)
+    assert torch.allclose(collected(blocks, in_threads(blocks, rank)), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=len)
+def test_a_received_message_may_go_elsewhere_than_the_sent_tensor(blocks):
+    """CHOCO's running sum: lag_i += Σ_j W_ij q_j − q_i, and q stays as it was."""
+    x, lag = rows(6, 4), rows(6, 4, seed=1)
+
+    def rank(placement, transport):
+        net = Network(RING, placement, transport)
+        q, mine = x[placement.rows], lag[placement.rows]
+        net.send(q)
+        net.receive(mine)
+        assert torch.equal(q, x[placement.rows])
+        return mine
+
+    found = collected(blocks, in_threads(blocks, rank))
+    assert torch.allclose(found, lag + RING(0).to_dense() @ x - x, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda a: a.T.contiguous().T, lambda a: torch.stack((a, a), 2)[:, :, 0]], ids=["T", "strided"]
+)
+def test_rows_need_not_be_contiguous(make):
+    x = rows(6, 4)
+    mine = make(x.clone())
+    assert not mine.is_contiguous()
+    Network(RING).mix(mine)
+    assert torch.allclose(mine, RING(0).to_dense() @ x, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "compressor", [gossip.Identity(), gossip.TopK(0.3), gossip.RandK(0.3), gossip.Sign()], ids=repr
+)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=len)
+def test_a_payload_travels_as_its_parts_and_is_added_as_its_dense_form(compressor, blocks):
+    d = 21
+    x = rows(6, d, dtype=torch.float32)
+
+    def rank(placement, transport):
+        net = Network(RING, placement, transport, seed=2)
+        payload = compressor(x[placement.rows], net.keys())
+        into = torch.zeros(len(placement.rows), d)
+        net.send(payload)
+        net.receive(into, scale=0.5)
+        handed = 0 if transport is None else transport.handed
+        return into, net.meter.edges, payload.bits, net.meter.wire_bytes, handed, len(net.plan.sends)
+
+    results = in_threads(blocks, rank)
+    keys = Network(RING, seed=2).keys()
+    q = compressor(x.clone(), keys).dense()
+    expected = 0.5 * (RING(0).to_dense().float() @ q - q)
+    assert torch.allclose(collected(blocks, [r[0] for r in results]), expected, atol=1e-6)
+    edges = {}
+    for r in results:
+        edges |= r[1]
+        assert r[3] == r[4]
+        assert r[4] >= r[5] * (HEADER + r[2] // 8)
+    assert edges == brute_edges(RING(0), results[0][2])
+
+
+def test_top_one_percent_of_a_large_row_is_under_three_percent_on_the_wire():
+    d = 10_000
+    x = rows(2, d, dtype=torch.float32)
+    W = graphs.static(torch.full((2, 2), 0.5, dtype=torch.float64))
+
+    def rank(placement, transport):
+        net = Network(W, placement, transport)
+        net.send(gossip.TopK(0.01)(x[placement.rows]))
+        net.receive(torch.zeros(1, d))
+        return transport.handed
+
+    assert all(handed < 0.03 * 4 * d for handed in in_threads([[0], [1]], rank))
+
+
+# -- misuse --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_message_before_the_first_is_received_is_refused():
+    net, x = Network(RING), rows(6, 4)
+    net.send(x)
+    with pytest.raises(RuntimeError, match=r"second message.*round 0.*net\.send\(x, y\)"):
+        net.send(x)
+    with pytest.raises(RuntimeError, match=r"exchange in round 0.*call net\.receive first"):
+        net.exchange(rows(12, 4))
+    net.receive(x)
+    net.send(x)  # and then it is allowed again
+    net.receive(x)
+
+
+def test_receive_without_send_is_refused():
+    with pytest.raises(RuntimeError, match=r"nothing was sent in round 0: call net\.send"):
+        Network(RING).receive(rows(6, 4))
+
+
+def test_as_many_buffers_as_tensors_of_the_message():
+    net, x = Network(RING), rows(6, 4)
+    net.send(x, x)
+    with pytest.raises(ValueError, match="zip"):
+        net.receive(x)
+
+
+def test_a_placement_of_another_size_or_without_a_transport_is_refused():
+    with pytest.raises(ValueError, match="schedule connects 6 workers and the placement hosts 5"):
+        Network(RING, Placement.here(5))
+    with pytest.raises(ValueError, match=r"over 2 processes, which needs a transport: pass gossip\.connect\(\)"):
+        Network(RING, Placement.even(6, 2, 0))
+
+
+# -- exchange ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_exchange_carries_each_edge_its_own_message(data):
+    W = data.draw(matrices())
+    n = len(W)
+    blocks = data.draw(partitions(n))
+    every = sorted(brute_edges(W, 0))
+
+    def rank(placement, transport):
+        net = Network(graphs.static(W), placement, transport)
+        out = []
+        for step in range(2):  # two exchanges of one round
+            i, j = net.plan.out_edges
+            sent = torch.stack((i, j, i * 0 + step), 1)
+            arrived = net.exchange(sent)
+            out += [arrived]
+            assert arrived[:, :2].T.equal(net.plan.in_edges)
+            assert bool((arrived[:, 2] == step).all())
+        handed = 0 if transport is None else transport.handed
+        return torch.cat(out), net.meter.edges, net.meter.wire_bytes == handed
+
+    results = in_threads(blocks, rank)
+    arrived = [tuple(e) for r in results for e in r[0][:, :2].tolist()]
+    assert sorted(arrived) == sorted(2 * every)
+    edges = {}
+    for r in results:
+        edges |= r[1]
+        assert r[2]
+    assert edges == dict.fromkeys(every, (2, 2 * 3 * 64))
+
+
+# -- averages, keys, gathering -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=len)
+@pytest.mark.parametrize("d", [1, 4, 13])
+def test_average_is_exact_and_metered_as_a_ring_all_reduce(blocks, d):
+    """Every worker sends 2 (n − 1) messages round the ring and all chunks but one, twice."""
+    x = rows(6, d)
+
+    def rank(placement, transport):
+        net = Network(RING, placement, transport)
+        mine = x[placement.rows]
+        mean = net.mean(mine)
+        net.average(mine)
+        return mine, mean, net.meter.edges, net.gather(x[placement.rows])
+
+    results = in_threads(blocks, rank)
+    mean = x.mean(0)
+    assert torch.allclose(collected(blocks, [r[0] for r in results]), mean.expand(6, -1), rtol=0, atol=1e-15)
+    edges = {}
+    for _, m, e, everything in results:
+        assert torch.allclose(m, mean[None], rtol=0, atol=1e-15)
+        assert torch.equal(everything, x)
+        edges |= e
+    assert set(edges) == {(i, (i + 1) % 6) for i in range(6)}
+    assert all(messages == 10 for messages, _ in edges.values())
+    assert sum(bits for _, bits in edges.values()) == 2 * 5 * d * 64  # 2 (n − 1) / n models per worker
+    chunk = -(-d // 6) * 64
+    assert all(2 * d * 64 - 2 * chunk <= bits <= 2 * d * 64 for _, bits in edges.values())
+
+
+def test_average_of_one_and_of_two_workers():
+    one, two = (graphs.static(torch.full((n, n), 1 / n, dtype=torch.float64)) for n in (1, 2))
+    net, x = Network(one), rows(1, 5)
+    before = x.clone()
+    net.average(x)
+    assert torch.equal(x, before)
+    assert net.meter.edges == {}
+    net, x = Network(two), rows(2, 4)
+    net.average(x)
+    assert net.meter.edges == {(0, 1): (2, 4 * 64), (1, 0): (2, 4 * 64)}
+
+
+def test_gather_is_in_the_order_of_the_workers_also_when_all_rows_are_here():
+    placement = Placement(((2, 0, 1),))
+    net = Network(graphs.static(torch.full((3, 3), 1 / 3, dtype=torch.float64)), placement)
+    assert net.gather(placement.rows).tolist() == [0, 1, 2]
+
+
+def test_keys_depend_on_seed_round_worker_and_draw_and_not_on_the_placement():
+    whole = Network(RING, seed=4)
+    part = Network(RING, Placement(((4, 1), (0, 2, 3, 5))), transport=object(), seed=4)
+    seen = set()
+    for k in range(3):
+        for net in (whole, part):
+            net.begin(k)
+        for _ in range(2):
+            keys = whole.keys()
+            assert torch.equal(part.keys(), keys[[4, 1]])
+            seen |= set(keys.tolist())
+    assert len(seen) == 3 * 2 * 6
+    whole.begin(1)
+    again = whole.keys()
+    assert set(again.tolist()) <= seen
+    assert not set(Network(RING, seed=5).keys().tolist()) & seen
+    whole.begin(1)
+    u = whole.uniform(7, torch.float32)
+    assert u.shape == (6, 7)
+    assert torch.equal(u, rng.uniform(again, 7, torch.float32))
+
+
+# -- buffers -------------------------------------------------------------------------------------------------------------
+
+
+def test_buffers_are_reused_from_round_to_round():
+    schedule = graphs.cycle([graphs.metropolis(graphs.ring(6)), graphs.metropolis(graphs.star(6))])
+
+    def rank(placement, transport):
+        net, x = Network(schedule, placement, transport), rows(6, 4)[placement.rows]
+
+        def rounds(start, stop):
+            for k in range(start, stop):
+                net.begin(k)
+                net.mix(x)
+                net.exchange(x.new_zeros(net.plan.out_edges.shape[1], 2))
+            return set(transport.buffers), len(net._packets)
+
+        return rounds(0, 4) == rounds(4, 40)
+
+    assert all(in_threads([[0], [1, 2], [3, 4, 5]], rank))
+
+
+def test_a_schedule_that_never_repeats_keeps_plans_and_buffers_bounded():
+    n = 12
+
+    def W(k):
+        W = torch.eye(n, dtype=torch.float64)
+        i, j = k % n, (k // n + k + 1) % n
+        if i != j:
+            W[[i, i, j, j], [i, j, i, j]] = 0.5
+        return W
+
+    schedule = graphs.Schedule(n, W, period=None)
+
+    def rank(placement, transport):
+        net, x = Network(schedule, placement, transport), rows(n, 3)[placement.rows]
+        for k in range(300):
+            net.begin(k)
+            net.mix(x)
+        return x, len(net._packets), len(net._plans), net.meter.edges
+
+    blocks = [[i] for i in range(n)]
+    results = in_threads(blocks, rank)
+    x, edges = rows(n, 3), {}
+    for k in range(300):
+        x = W(k) @ x
+        for e in brute_edges(W(k), 0):
+            messages, bits = edges.get(e, (0, 0))
+            edges[e] = messages + 1, bits + 3 * 64
+    assert torch.allclose(collected(blocks, [r[0] for r in results]), x, rtol=0, atol=1e-13)
+    assert {k: v for r in results for k, v in r[3].items()} == edges
+    assert max(r[1] for r in results) <= 2
+    assert max(r[2] for r in results) <= 65
+
+
+def test_in_one_process_a_message_is_copied_into_the_same_room_every_round():
+    net, x = Network(RING), rows(6, 4)
+    net.mix(x)
+    room = {key: copy.data_ptr() for key, copy in net._copies.items()}
+    for k in range(5):
+        net.begin(k)
+        net.mix(x)
+    assert {key: copy.data_ptr() for key, copy in net._copies.items()} == room
+    assert len(room) == 1
