@@ -3,8 +3,7 @@
     python -m experiments.compare RUNS… x=bits y=eval/average/accuracy by=algorithm
 
 Runs whose configs differ in nothing but the seed are repetitions of one setting. Nothing else is ever averaged
-silently: runs that are incomplete, were done twice, or differ in a key that `by` does not name are reported under the
-    table.
+silently: a note names the runs that are incomplete, were done twice, or differ in a key that is not in `by`.
 """
 
 import difflib
@@ -28,20 +27,21 @@ if TYPE_CHECKING:
 
 USAGE = """python -m experiments.compare RUNS… [option=value …] [key=value …]
 
-RUNS          folders, searched for runs at any depth (runs/latest, a sweep's folder, one run)
-x=round       axis or axes of the figure, comma separated: round, epoch, samples, bits, megabytes, seconds, or any
-metric y=…           metrics of the table and the figure, comma separated (default eval/average/accuracy, or what the
-runs have) by=algorithm  config keys that tell curves apart, comma separated, dots allowed: by=algorithm,topology or
-by=n target=0.9    adds what it took to reach this value of the first y: rounds, and each x
+RUNS          folders, searched for runs at any depth: runs/latest, a sweep's folder, one run
+x=round       axes of the figure: round, epoch, samples, bits, megabytes, seconds, or any metric
+y=…           metrics of the table and the figure (default eval/average/accuracy, or what the runs have)
+by=algorithm  config keys that tell curves apart, dots allowed: by=algorithm,topology or by=task.batch
+target=0.9    adds what it took to reach this value of the first y: rounds, and each x
 plot=…        metrics in the figure, where they are not all of y
-out=…         figure, its ending says which kind: .png, .svg, .pdf (default compare.png in the first folder); out=null
-for none format=text   or markdown, csv
-xscale=auto yscale=auto    or linear, log
+out=…         the figure, .png, .svg or .pdf (default compare.png in the first folder); out=null for none
+format=text   or markdown, or csv
+xscale=auto   or linear, or log; yscale= alike
 key=value     any other key selects runs by their config: topology=ring n=16 seed=0,1,2
 --list        prints the metrics, axes and config keys that the runs offer
 
-An example: python -m experiments.compare runs/latest x=megabytes,round \\
-    y=eval/average/accuracy,eval/mean/accuracy,eval/worst/accuracy,consensus/distance by=algorithm,topology target=0.9
+Several keys are separated by commas. An example:
+    python -m experiments.compare runs/latest x=megabytes,round by=algorithm,topology target=0.9 \\
+        y=eval/average/accuracy,eval/mean/accuracy,eval/worst/accuracy,consensus/distance
 """
 
 _OPTIONS = ("x", "y", "by", "target", "plot", "out", "format", "xscale", "yscale")
@@ -199,8 +199,7 @@ def compare(
 
 
 def find(runs: str | Path | Sequence[str | Path]) -> tuple[list[Run], list[str]]:
-    """All runs under the folders, each once, in the order of their paths, and a sentence for each that cannot be
-    used."""
+    """All runs under the folders, each once, in the order of their paths, and a sentence for each that is unusable."""
     folders = [Path(f) for f in ([runs] if isinstance(runs, (str, Path)) else runs)]
     found, notes = {}, []
     for folder in folders:
@@ -235,7 +234,7 @@ def _natural(path: Path) -> list[Any]:
 def _selected(runs: list[Run], where: Mapping[str, str]) -> list[Run]:
     for key, wanted in where.items():
         _check_config_key(key, runs, options=True)
-        values = [v.strip().casefold() for v in str(wanted).split(",")]
+        values = [v.strip().casefold() for v in wanted.split(",")]
         has = {_label(_get(r.config, key)).casefold(): None for r in runs}
         runs = [r for r in runs if _label(_get(r.config, key)).casefold() in values]
         if not runs:
@@ -247,7 +246,7 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """Of runs with the same config and seed only the newest counts: they are no repetitions."""
     newest: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: (r.complete, r.started)):
-        newest[_dump(_bare(run.config, seeds=True))].append(run)
+        newest[_dump(records.setting(run.config, seeds=True))].append(run)
     double = [same for same in newest.values() if len(same) > 1]
     notes = [
         f"{same[-1].folder}: {len(same) - 1} older {'runs' if len(same) > 2 else 'run'} with the same config and seed "
@@ -262,7 +261,7 @@ def _groups(runs: list[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Ru
     """Runs with equal values of the `by` keys, under words (one a key) that tell them from all others."""
     parts = []
     for key in by:
-        values = [_bare(_get(r.config, key)) for r in runs]
+        values = [records.setting(_get(r.config, key)) for r in runs]
         names = _describe(values)
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
@@ -301,7 +300,7 @@ def _pieces(key: str, values: Sequence[Any]) -> list[str]:
 
 def _mixed(label: str, members: list[Run], by: Sequence[str]) -> list[str]:
     """A warning where a group holds runs that differ in more than their seed."""
-    flat = [_flat(_bare(r.config)) for r in members]
+    flat = [_flat(records.setting(r.config)) for r in members]
     patterns: dict[tuple[str, ...], str] = {}  # a value that several keys repeat is named by the shortest of them
     for key in sorted({k for f in flat for k in f}, key=lambda k: (k.count("."), k)):
         values = tuple(_label(f.get(key)) for f in flat)
@@ -390,14 +389,6 @@ def _label(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value["_target_"]).rsplit(".", 1)[-1] if "_target_" in value else "+".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _bare(value: Any, seeds: bool = False) -> Any:
-    """A config without its seeds, and without what only says how a run is shown or kept."""
-    shown = ("track", "progress", "resume", "checkpoint_every")
-    if isinstance(value, Mapping):
-        return {k: _bare(v, seeds) for k, v in value.items() if (seeds or k != "seed") and k not in shown}
-    return value
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Curves of several runs in one figure: readable in print, for the colour-blind, without a display and without pyplot's
-state."""
+"""Curves of many runs in one figure: readable in print and by the colour-blind, without a display or pyplot's state."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,4 @@
-"""Which model is "the model"? The average of the workers, their mean, the worst and the best are four numbers and four
-keys.
+"""Which model is "the model"? The average, the mean, the worst and the best of the workers are four numbers, four keys.
 
 Under heterogeneous data they differ by tens of percent, so every evaluation reports all of them, with the consensus
 distance and every x-axis, in one row. Pure functions of per-row metrics, whoever hosts the rows.

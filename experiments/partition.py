@@ -173,8 +173,7 @@ def iid(labels: Tensor, n: int, seed: int = 0) -> Partition:
 
 
 def dirichlet(labels: Tensor, n: int, alpha: float, seed: int = 0, min_size: int = 1) -> Partition:
-    """Label c's samples are dealt out by shares p_c ~ Dirichlet(α, …, α): a small α concentrates, a large one
-    equalises.
+    """Label c's samples are dealt out by shares p_c ~ Dirichlet(α, …, α): small α concentrates, large α equalises.
 
     Sizes differ too. A worker left with fewer than ``min_size`` samples takes random ones from the largest worker: no
     redrawing, which for small α would never end, and no bias in the others. The report says how many samples moved.

@@ -100,6 +100,19 @@ def seeds(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def setting(config: Any, seeds: bool = False) -> Any:
+    """The config without its seeds (unless ``seeds``), and without what only says how a run is shown or kept: runs with
+    equal ones are repetitions of one setting.
+
+    >>> setting({"n": 4, "seed": 1, "track": "off", "task": {"seed": 1, "batch": 32}})
+    {'n': 4, 'task': {'batch': 32}}
+    """
+    left_out = {"track", "progress", "resume", "checkpoint_every"} | (set() if seeds else {"seed"})
+    if isinstance(config, Mapping):
+        return {k: setting(v, seeds) for k, v in config.items() if k not in left_out}
+    return [setting(v, seeds) for v in config] if isinstance(config, (list, tuple)) else config
+
+
 def fingerprint(n: int, edge_index: Tensor) -> str:
     """16 hexadecimal digits of (n, edges): equal for equal directed graphs, in whatever order the edges are stored.
 
@@ -143,8 +156,7 @@ class Writer:
     with Writer(folder, records.header(config), planned=500) as record:
         record.log({"round": 10, "eval/average/accuracy": 0.7})
     ```
-    Leaving the block writes status "done", or "failed" with the traceback; `finish` sets another status or reason
-    before.
+    Leaving the block writes status "done", or "failed" with the traceback; `finish` sets another.
     Raises ValueError where the folder already holds a run, unless ``resume``: then rows are appended, a half-written
     last line is cut off, and rounds that are on record are not written again.
     """
@@ -191,8 +203,7 @@ class Writer:
         self.last = decode(encode(row))
 
     def finish(self, status: str = "done", reason: str | None = None, **more: Any) -> None:
-        """Writes the final run.json, once: ``reason`` is a sentence or a traceback; further keywords are added as they
-        are."""
+        """Writes the final run.json, once: ``reason`` is a sentence or a traceback; further keywords are added to it."""
         if status not in STATUSES:
             raise ValueError(f"status {status!r} is none of {', '.join(STATUSES)}.")
         if self._status["status"] != "running":

@@ -16,25 +16,16 @@ from typing import Any
 from experiments import metrics, records
 
 _MODES = ("off", "offline", "online")
-_PRESENTATION = ("track", "progress", "resume", "checkpoint_every")
 log = logging.getLogger(__name__)
 
 
 def group(config: Mapping[str, Any]) -> str:
-    """12 hexadecimal digits of the config without its seeds, and without what changes no result: the runs of one
-    setting share it, so that W&B can average them.
+    """12 hexadecimal digits that the runs of one setting (`records.setting`) share, so that W&B can average them.
 
     >>> group({"n": 4, "seed": 0, "task": {"seed": 0}}) == group({"n": 4, "seed": 1, "task": {"seed": 1}})
     True
     """
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(k): bare(v) for k, v in value.items() if k != "seed"}
-        return [bare(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    kept = bare({k: v for k, v in config.items() if k not in _PRESENTATION})
-    text = json.dumps(records.encode(kept), sort_keys=True)
+    text = json.dumps(records.encode(records.setting(config)), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 

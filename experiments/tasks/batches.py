@@ -75,8 +75,7 @@ class Batches:
         return torch.index_select(self._stream, 0, place.view(-1), out=out).view(place.shape)
 
     def _draw(self, workers: Tensor, block: Tensor) -> None:
-        """Fills in the given block of each worker: its samples sorted by a hash of (worker, epoch, sample), epoch after
-        epoch."""
+        """Fills in a block of each worker: epoch after epoch, its samples sorted by a hash of (worker, epoch, place)."""
         epochs = self._epochs[workers]
         worker, within = _ragged(epochs)  # a segment is one epoch of one worker
         owner = workers[worker]

@@ -1,5 +1,4 @@
-"""Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 + 10,000 grey images of 28×28 pixels, 10 classes, from IDX
-files."""
+"""Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 + 10,000 grey images of 28×28, 10 classes, in IDX files."""
 
 import gzip
 import math
