@@ -2,10 +2,10 @@
 
 import sys
 
-from . import engine
+from . import engine, hosts
 from .harness import table
 
-GROUPS = {"engine": engine}
+GROUPS = {"engine": engine, "hosts": hosts}
 
 
 def main(wanted: list[str]) -> None:
