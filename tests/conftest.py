@@ -1,6 +1,6 @@
-"""Settings of all tests: the same examples in every run, and no deadline per example on a machine that others use too."""
+"""Settings of every test: hypothesis without deadlines (a first import is slow), the same examples on every run."""
 
 from hypothesis import settings
 
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.load_profile("repeatable")
+settings.register_profile("suite", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("suite")

@@ -103,9 +103,9 @@ def test_a_block_adds_into_rows_of_any_memory_layout_or_refuses(shape):
     into = turned.transpose(-1, -2) if len(shape) == 3 else torch.zeros(5, 6, dtype=torch.float64).T
     source = torch.arange(float(into.numel()), dtype=torch.float64).view(shape)
     assert not into.is_contiguous()
-    try:
+    if len(shape) == 3:
+        with pytest.raises(RuntimeError, match="view"):
+            block.add(into, source)
+    else:
         block.add(into, source)
-    except RuntimeError as error:
-        assert "view" in str(error)
-        return
-    assert torch.equal(into, 0.5 * source.flip(0))
+        assert torch.equal(into, 0.5 * source.flip(0))

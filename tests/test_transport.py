@@ -1,0 +1,228 @@
+"""Real gloo processes: what goes wrong is detected, named and ended within seconds (gossip/transport.py)."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from support import launch, values
+
+import gossip
+import graphs
+from gossip import Network, Placement
+
+SOON = 20.0  # seconds, on a busy machine; the transport's own bound is far above it
+
+
+def network(rank, size, store, topology=None, timeout=120.0):
+    schedule = graphs.static(graphs.metropolis(topology or graphs.complete(size)))
+    return Network(schedule, Placement.even(size, size, rank), gossip.connect(rank, size, store, timeout=timeout))
+
+
+def mixing(rank, size, store, topology, d, rounds):
+    net = network(rank, size, store, topology)
+    x = torch.full((1, d), float(rank), dtype=torch.float64)
+    for k in range(rounds):
+        net.begin(k)
+        net.mix(x)
+    gossip.disconnect()
+    return float(x[0, 0]), bool((x == x[0, 0]).all())
+
+
+@pytest.mark.parametrize("make", [graphs.path, graphs.ring, graphs.star, graphs.complete], ids=lambda f: f.__name__)
+def test_large_messages_pass_on_any_graph(make, tmp_path):
+    """Everybody sending first would deadlock: receives are posted first. 1 MB, an odd number of ranks."""
+    outcomes = values(launch(mixing, 3, tmp_path, make(3), 1 << 17, 4))
+    W = graphs.metropolis(make(3)).to_dense()
+    expected = torch.linalg.matrix_power(W, 4) @ torch.arange(3.0, dtype=torch.float64)
+    assert [value for value, _ in outcomes] == pytest.approx(expected.tolist(), abs=1e-12)
+    assert all(whole for _, whole in outcomes)
+
+
+def idle(rank, size, store):
+    """Rank 2 is idle in round 0, and all in round 2; averages may be taken while an exchange is in flight."""
+    W = torch.eye(3, dtype=torch.float64)
+    W[:2, :2] = 0.5
+    schedule = graphs.cycle([W, graphs.metropolis(graphs.ring(3)), torch.eye(3, dtype=torch.float64)])
+    net = Network(schedule, Placement.even(3, 3, rank), gossip.connect(rank, size, store))
+    x, means = torch.tensor([[3.0 * rank]], dtype=torch.float64), []
+    for k in range(3):
+        net.begin(k)
+        net.send(x)
+        means.append(float(net.mean(x)))
+        net.receive(x)
+    gossip.disconnect()
+    return float(x), means, dict(net.meter.edges)
+
+
+def test_a_rank_may_be_idle_and_metrics_may_be_taken_in_flight(tmp_path):
+    for rank, (x, means, edges) in enumerate(values(launch(idle, 3, tmp_path))):
+        assert x == pytest.approx(3)
+        assert means == pytest.approx([3, 3, 3])
+        assert sorted(edges) == [(rank, j) for j in range(3) if j != rank]
+
+
+def ahead(rank, size, store):
+    net = network(rank, size, store)
+    net.begin(7 if rank else 6)
+    net.mix(torch.zeros(1, 4))
+
+
+def test_a_neighbour_one_round_ahead_is_detected_on_both_sides(tmp_path):
+    errors = [o.error for o in launch(ahead, 2, tmp_path)]
+    assert "from rank 1 is out of step" in errors[0]
+    assert "[6, 1, 0, 48], got [7, 1, 0, 48]" in errors[0]
+    assert "from rank 0 is out of step" in errors[1]
+
+
+def skipping(rank, size, store):
+    """Rank 1 makes one exchange less in round 0 and sends round 1's message instead."""
+    net = network(rank, size, store)
+    for k in range(2):
+        net.begin(k)
+        for _ in range(2 - (k == 0 and rank == 1)):
+            net.mix(torch.zeros(1, 4))
+
+
+def test_a_skipped_message_is_detected(tmp_path):
+    error = launch(skipping, 2, tmp_path)[0].error
+    assert "out of step" in error
+    assert "[0, 1, 1, 48], got [1, 1, 0, 48]" in error
+
+
+def dying(rank, size, store, victim, how):
+    net = network(rank, size, store, graphs.ring(size))
+    x = torch.zeros(1, 1000)
+    for k in range(1000):
+        net.begin(k)
+        if rank == victim and k == 3:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ArithmeticError("the worker's own mistake")
+        net.mix(x)
+
+
+@pytest.mark.parametrize("how", ["killed", "raised"])
+def test_a_dead_peer_is_reported_by_name_with_rank_and_round(how, tmp_path):
+    start = time.monotonic()
+    outcomes = launch(dying, 4, tmp_path, 1, how, timeout=60)
+    assert time.monotonic() - start < SOON
+    if how == "killed":
+        assert outcomes[1] == (None, None, -signal.SIGKILL)
+    else:
+        assert "ArithmeticError: the worker's own mistake" in outcomes[1].error
+    for rank in (0, 2):
+        error = outcomes[rank].error
+        assert "PeerError" in error
+        assert f"rank {rank} could not" in error
+        assert "in round 3" in error
+        assert "rank 1" in error
+    assert "PeerError" in outcomes[3].error  # the news travels
+
+
+def stuck(rank, size, store):
+    net = network(rank, size, store, timeout=2.0)
+    if rank:
+        time.sleep(5)
+        return None
+    start = time.monotonic()
+    with pytest.raises(gossip.PeerError, match=r"rank 0 could not receive .* from rank 1 in round 0 \(bound 2 s\)"):
+        net.mix(torch.zeros(1, 4))
+    return time.monotonic() - start
+
+
+def test_a_stuck_peer_is_given_up_after_the_bound(tmp_path):
+    waited = values(launch(stuck, 2, tmp_path))[0]
+    assert 1.5 < waited < 4.5
+
+
+def disagreeing(rank, size, store, facts):
+    transport = gossip.connect(rank, size, store)
+    transport.agree({"n": size, "seed": 0})
+    try:
+        transport.agree(facts[rank])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ([{"d": 8}, {"d": 8}, {"d": 16}], "ranks 0 and 2 differ in d: 8 at rank 0, 16 at rank 2"),
+        ([{"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 9}], "ranks 0 and 1 differ in b: 2 at rank 0, 3 at rank 1"),
+        ([{"a": 1}, {"a": 1}, {"a": 1, "more": 5}], "ranks 0 and 2 differ in more: nothing at rank 0, 5 at rank 2"),
+    ],
+)
+def test_disagreement_names_both_ranks_and_the_first_difference(facts, expected, tmp_path):
+    said = values(launch(disagreeing, 3, tmp_path, facts))
+    assert all(expected in text for text in said)
+    assert all("every rank must build the same" in text for text in said)
+
+
+def collective(rank, size, store):
+    transport = gossip.connect(rank, size, store)
+    x = torch.tensor([float(rank)])
+    y = torch.tensor([float(rank)])
+    result = float(transport.sum_(x)), float(transport.broadcast_(y, 1)), transport.gather((rank, "a" * rank))
+    again = gossip.connect(rank, size, store)  # an initialised group is used as it is
+    result += (again.rank, again.size)
+    gossip.disconnect()
+    gossip.disconnect()  # harmless
+    return result
+
+
+def test_collectives(tmp_path):
+    for rank, said in enumerate(values(launch(collective, 3, tmp_path))):
+        assert said == (3.0, 1.0, [(0, ""), (1, "a"), (2, "aa")], rank, 3)
+
+
+def partial(rank, size, store):
+    """Ranks 1 and 2 gossip in a group of their own, numbered 0 and 1 there."""
+    import torch.distributed as dist
+
+    gossip.connect(rank, size, store)
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        gossip.disconnect()
+        return None
+    transport = gossip.Transport(group)
+    net = Network(graphs.static(graphs.metropolis(graphs.complete(2))), Placement.even(2, 2, transport.rank), transport)
+    x = torch.tensor([[float(rank)]], dtype=torch.float64)
+    net.mix(x)
+    total = transport.sum_(torch.tensor([1.0]))
+    told = transport.broadcast_(torch.tensor([float(rank)]), 1)
+    gossip.disconnect()
+    return transport.rank, transport.size, float(x), float(total), float(told)
+
+
+def test_a_subgroup_has_its_own_ranks(tmp_path):
+    said = values(launch(partial, 3, tmp_path))
+    assert said == [None, (0, 2, 1.5, 2.0, 2.0), (1, 2, 1.5, 2.0, 2.0)]
+
+
+def test_without_a_process_group_the_remedy_is_named(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeError, match=r"RANK is not set and no store was given; start the script with `torchrun"):
+        gossip.connect()
+    with pytest.raises(RuntimeError, match=r"call gossip\.connect\(\) first"):
+        gossip.Transport()
+    gossip.disconnect()
+    assert not torch.distributed.is_initialized()
+
+
+def early(rank, size, store):
+    net = network(rank, size, store)
+    x = torch.full((1, 100_000), float(rank))
+    for k in range(50):
+        net.begin(k)
+        net.mix(x)
+    if rank == 1:
+        time.sleep(1.5)  # evaluates longer than the others
+    gossip.disconnect()
+    return True
+
+
+def test_leaving_early_disturbs_nobody(tmp_path):
+    assert values(launch(early, 3, tmp_path)) == [True] * 3
