@@ -44,7 +44,7 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     torch.set_num_threads(launch.threads(config, 1 if config["launch"]["kind"] == "here" else processes))
     setup = build(config)
     if config["resume"] is not None:
-        resumable(config)
+        resumable(config, setup)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
         try:

@@ -69,16 +69,22 @@ def build(config: Mapping[str, Any]) -> Setup:
     return Setup(task, algorithm, schedule, topology)
 
 
-def resumable(config: Mapping[str, Any]) -> None:
-    """Refuse to resume where there is no checkpoint, one of another n, or nothing left to do."""
-    table = checkpoint.load(Path(config["resume"]) / CHECKPOINT)
-    if table["n"] != config["n"]:
+def resumable(config: Mapping[str, Any], setup: Setup) -> None:
+    """Refuse to resume from what is no checkpoint, from one of another run, or where nothing is left to do."""
+    path = Path(config["resume"]) / CHECKPOINT
+    try:
+        table = checkpoint.load(path)
+    except (ValueError, FileNotFoundError):
+        raise
+    except Exception as error:
         raise ValueError(
-            f"n={config['n']}, and the checkpoint in {config['resume']} holds n={table['n']} workers: resume with the same n"
-        )
-    if table["round"] >= config["rounds"]:
+            f"{path} cannot be read as a checkpoint ({error}): resume from another run's folder"
+        ) from error
+    state = setup.algorithm.init(setup.task.initial().expand(config["n"], -1).clone())
+    done = checkpoint.restore(table, state, gossip.Network(setup.schedule))
+    if done >= config["rounds"]:
         raise ValueError(
-            f"rounds={config['rounds']}, and the checkpoint in {config['resume']} is at round {table['round']} already: "
+            f"rounds={config['rounds']}, and the checkpoint in {config['resume']} is at round {done} already: "
             "ask for more rounds"
         )
 
@@ -119,8 +125,9 @@ def train(
 
     def evaluate(done: int, seconds: float) -> None:
         x = algorithm.params(state)
-        average = net.mean(x)
+        average = net.mean(x.double())  # in float32 the mean of equal rows is not one of them
         squared = metrics.squared_distances(x, average[0])
+        average = average.to(x.dtype)
         own = {name: net.gather(values) for name, values in task.evaluate(x).items()}
         bits = net.gather(net.meter.bits[net.rows])
         row = metrics.evaluation(own, task.evaluate(average), net.gather(squared), net.gather(losses))
