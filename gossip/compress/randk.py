@@ -23,6 +23,7 @@ class RandK:
         ratio: the fraction of coordinates that is *kept*, in (0, 1].
         unbiased: scale by d/k; not a contraction unless k > d/2, so not for CHOCO-SGD.
 
+    >>> import torch
     >>> q = RandK(0.5)(torch.ones(1, 4), rng.key(0, "doc", torch.arange(1)))
     >>> float(q.dense().sum()), q.bits
     (2.0, 128)
