@@ -42,6 +42,8 @@ class LocalOptimizer:
     """
 
     def __init__(self, factory: OptimizerFactory, like: Tensor, probe: bool = True) -> None:
+        if not like.is_floating_point():
+            raise ValueError(f"rows of dtype {like.dtype} cannot be averaged or stepped: convert them, rows.double()")
         if probe:
             _refuse_unless_row_wise(factory, like)
         self.factory = factory
