@@ -147,7 +147,7 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None])
         for pipe in ready:
             rank, child = open_pipes[pipe]
             try:
-                kind, item = pipe.recv()
+                kind, item = pickle.loads(pipe.recv_bytes())
             except (EOFError, OSError):
                 child.join(GRACE)
                 kind, item = (
@@ -194,7 +194,7 @@ def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> Non
 
     def send(kind: str, item: Any) -> None:
         with lock:
-            pipe.send((kind, item))
+            pipe.send_bytes(pickle.dumps((kind, item)))  # by value: what multiprocessing shares dies with its sender
 
     try:
         if logs is not None:

@@ -104,7 +104,7 @@ def train(
         emit: receives one row of metrics and axes per evaluation; called at rank 0 only.
         placement, transport: which rows are here, and the other processes; all rows here if None.
         folder: where checkpoints go.
-        keep: return the models' trajectory at the evaluations, (evaluations, n, d), at every rank.
+        keep: return the models' trajectory at the evaluations, (evaluations, n, d), at rank 0.
     """
     task, algorithm, schedule, _ = setup
     rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
@@ -140,10 +140,11 @@ def train(
             getattr(task, "size", None),
             net.n,
         )
-        if keep:
-            trajectory.append(net.gather(x).clone())
+        everyone = net.gather(x) if keep else None
         if rank == 0:
             emit(row)
+            if everyone is not None:
+                trajectory.append(everyone.clone())
 
     if start == 0:
         evaluate(0, 0.0)
@@ -163,7 +164,7 @@ def train(
                 if rank == 0:
                     checkpoint.save(Path(folder) / CHECKPOINT, table)
             began = time.perf_counter()
-    return torch.stack(trajectory) if keep else None
+    return torch.stack(trajectory) if trajectory else None
 
 
 def hosted(
