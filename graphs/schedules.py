@@ -27,6 +27,7 @@ class Schedule:
         make: k → W. Pure: called again with the same k it gives the same matrix.
         period: schedule(k) is the same tensor object as schedule(k + period); None if the rounds never repeat.
         horizon: how many rounds the properties look at when there is no period.
+        moment: () → E[Wᵀ(I − J)W] of one random round, (n, n), where a closed form is known; `contraction` reads it.
 
     The properties are computed from the matrices of one period (or of the first `horizon` rounds) and cached;
     `offence(name)` says who breaks one. Tolerance 1e-7, see `graphs.properties`.
@@ -41,6 +42,7 @@ class Schedule:
     make: Callable[[int], Tensor]
     period: int | None = 1
     horizon: int = 64
+    moment: Callable[[], Tensor] | None = None
     _known: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __call__(self, k: int) -> Tensor:

@@ -5,21 +5,22 @@ The method follows the structure, and every answer is either certain or checked:
 2. a W that looks the same from every worker (ring, torus, exponential …): its characters, see `graphs.cayley`;
 3. a symmetric tridiagonal W (a path): LAPACK's bisection;
 4. up to `DENSE` workers: LAPACK on the dense matrix, the symmetric solver when |W − Wᵀ| ≤ 1e-7;
-5. beyond: Lanczos with the constant deflated, or shift-and-invert for long thin graphs, residual checked; Arnoldi for
-   directed ones. No convergence is a `ValueError` that says what is known.
+5. beyond: Lanczos, or the inverse for long thin graphs, residual checked, see `graphs.solvers`; Arnoldi for directed
+   ones. No convergence is a `ValueError` that says what is known.
 All are deterministic.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from graphs import cayley
-from graphs.properties import Incompatible, checked, csr, cycle_length, entries, offence
+from graphs.properties import Incompatible, checked, csr, cycle_length, entries, offence, strongly_connected
+from graphs.solvers import constant_free_ends, operator
 
-__all__ = ["gap", "slem"]
+__all__ = ["Extremes", "extremes", "gap", "slem", "spectrum"]
 
 DENSE = 1500
 RESIDUAL = 1e-8
@@ -53,7 +54,12 @@ def gap(W: Any) -> float:
     if shape is not None:
         return float(below(cayley.deficits(W, shape)[1:]).min())
     if offence(W, "symmetric") is None:
-        return _symmetric_gap(W, matrix)
+        # Gershgorin: 1 − λₙ is at most 2(1 − min W_ii), which often decides that λ₂ dominates
+        floor = 2 * float(matrix.diagonal().min()) if not negative else -np.inf
+        second, last = deficits_at_the_ends(W, matrix, far=False)
+        if not second <= floor and np.isnan(last):
+            last = deficits_at_the_ends(W, matrix)[1]
+        return second if second <= floor else float(below(np.array([second, last])).min())
     return 1 - _directed_slem(W, matrix, by_rows)
 
 
@@ -67,6 +73,68 @@ def slem(W: Any) -> float:
     (0.9375, 0.882843)
     """
     return 1 - gap(W)
+
+
+class Extremes(NamedTuple):
+    """λ₂ and λₙ of a symmetric W, and which of them ("second" or "last") is larger in modulus and sets the pace."""
+
+    second: float
+    last: float
+    dominant: str
+
+
+def extremes(W: Any) -> Extremes:
+    """The second largest and the smallest eigenvalue of a symmetric W, signed; `Incompatible` for a directed one.
+
+    Where "last" dominates, the walk nearly alternates between two sides: self weights, graphs.lazy(W), help.
+
+    >>> from graphs import metropolis, path, hypercube
+    >>> e = extremes(metropolis(hypercube(3)))
+    >>> round(e.second, 6), round(e.last, 6), e.dominant
+    (0.5, -0.5, 'second')
+    """
+    W = checked(W)
+    unlike = offence(W, "symmetric")
+    if unlike:
+        raise Incompatible(f"{unlike}: λ₂ and λₙ need a symmetric W; slem, gap and spectrum take any.")
+    stochastic(W)
+    if W.shape[0] == 1:
+        return Extremes(0.0, 0.0, "second")
+    matrix, shape = csr(W), cayley.group(W)
+    if shape is not None:
+        mu = cayley.deficits(W, shape)[1:].real
+        low, high = float(mu.min()), float(mu.max())
+    else:
+        low, high = deficits_at_the_ends(W, matrix)
+        if bool((matrix.data >= 0).all()) and not strongly_connected(matrix):
+            low = 0.0
+    return Extremes(1 - low, 1 - high, "second" if 1 - low >= high - 1 else "last")
+
+
+def spectrum(W: Any) -> Tensor:
+    """All eigenvalues of W: (n,) float64 in falling order if W is symmetric, else complex128 by falling modulus.
+
+    Exact sums for a W with translation symmetry at any n; otherwise dense, refused (`ValueError`) beyond 5,000 workers.
+
+    >>> from graphs import metropolis, star
+    >>> spectrum(metropolis(star(4))).round(decimals=6).abs().tolist()
+    [1.0, 0.75, 0.75, 0.0]
+    """
+    W = checked(W)
+    symmetric = offence(W, "symmetric") is None
+    shape = cayley.group(W) if offence(W, "row_stochastic") is None else None
+    if shape is not None:
+        values = 1 - cayley.deficits(W, shape)
+        values = values.real if symmetric else values.astype(np.complex128)
+    elif W.shape[0] > 5000:
+        raise ValueError(
+            f"all eigenvalues of a W on {W.shape[0]} workers take minutes and gigabytes; up to 5000 they are computed. "
+            "graphs.slem and graphs.extremes give the ends of the spectrum at any n."
+        )
+    else:
+        values = np.linalg.eigvalsh(dense_symmetric(W)) if symmetric else np.linalg.eigvals(W.to_dense().numpy()) + 0j
+    order = np.argsort(-values if symmetric else -np.abs(values), kind="stable")
+    return torch.from_numpy(np.ascontiguousarray(values[order]))
 
 
 def stochastic(W: Tensor) -> bool:
@@ -106,103 +174,29 @@ def below(mu: np.ndarray) -> np.ndarray:
     return (2 * mu.real - mu.real**2 - mu.imag**2) / (1 + modulus)
 
 
-def _symmetric_gap(W: Tensor, matrix: Any) -> float:
+def deficits_at_the_ends(W: Tensor, matrix: Any, far: bool = True) -> tuple[float, float]:
+    """1 − λ₂ and 1 − λₙ of a symmetric W without translation symmetry; the latter may be nan unless `far`."""
     n = W.shape[0]
-    if n > 3 and _tridiagonal(W):
-        from scipy.linalg import eigh_tridiagonal
+    rows, columns, _ = entries(W)
+    if n > 3 and bool(((rows - columns).abs() <= 1).all()):
+        from scipy import linalg
+
+        eigh: Any = linalg.eigh_tridiagonal
 
         # of I − W, whose small eigenvalues bisection finds to an absolute 1e-16
         d, e = 1 - matrix.diagonal(), -matrix.diagonal(1)
-        second = eigh_tridiagonal(d, e, eigvals_only=True, select="i", select_range=(1, 1))[0]
-        last = eigh_tridiagonal(d, e, eigvals_only=True, select="i", select_range=(n - 1, n - 1))[0]
-        return float(min(below(np.array([second, last]))))
+        ends = [eigh(d, e, True, "i", (k, k))[0] for k in ((1, n - 1) if far else (1,))]
+        return float(ends[0]), float(ends[-1]) if far else float("nan")
     if n <= DENSE:
-        values = np.linalg.eigvalsh(dense_symmetric(W))
-        return float(below(1 - values[:-1]).min()) if n > 1 else 1.0
-    second, last = extremes(W, matrix)
-    return float(min(below(np.array([1 - second, 1 - last]))))
-
-
-def _tridiagonal(W: Tensor) -> bool:
-    rows, columns, _ = entries(W)
-    return bool(((rows - columns).abs() <= 1).all())
+        mu = 1 - np.linalg.eigvalsh(dense_symmetric(W))[:-1] if n > 1 else np.ones(1)
+        return float(mu[-1]), float(mu[0])
+    return constant_free_ends(matrix, far)
 
 
 def dense_symmetric(W: Tensor) -> np.ndarray:
     """W as a dense array, its rounding asymmetry averaged away."""
     A = W.to_dense().numpy()
     return (A + A.T) / 2
-
-
-def extremes(W: Tensor, matrix: Any) -> tuple[float, float]:
-    """λ₂ and a λₙ that is exact or known not to decide the SLEM, of a large sparse symmetric W."""
-    n = W.shape[0]
-    second = _second_thin(matrix) if _thin(matrix) else _lanczos(matrix, "LA")
-    floor = float(2 * matrix.diagonal().min() - 1)  # Gershgorin: no eigenvalue lies below
-    if bool((matrix.data >= 0).all()) and abs(floor) <= second:
-        return second, floor
-    return second, _lanczos(matrix, "SA", n)
-
-
-def _thin(matrix: Any) -> bool:
-    """Whether the graph is long and narrow (its depth beyond n^0.6), where factorising is cheap and Lanczos endless."""
-    from scipy.sparse.csgraph import shortest_path
-
-    n = matrix.shape[0]
-    depth = shortest_path(abs(matrix), unweighted=True, indices=0)
-    return float(depth[np.isfinite(depth)].max()) > n**0.6
-
-
-def _second_thin(matrix: Any) -> float:
-    from scipy.sparse import eye_array
-    from scipy.sparse.linalg import eigsh, splu
-
-    n = matrix.shape[0]
-    # a shift just above 1 keeps the factor regular; the constant is projected out before and after each solve
-    shift = 1e-13
-    lu = splu((eye_array(n) * (1 + shift) - matrix).tocsc())
-
-    def solve(x: np.ndarray) -> np.ndarray:
-        y = lu.solve(x - x.mean())
-        return y - y.mean()
-
-    start = np.random.RandomState(0).standard_normal(n)
-    operator = _operator(n, solve)
-    value, vector = eigsh(operator, k=1, which="LA", v0=start - start.mean(), tol=1e-6)
-    return _audited(matrix, 1 + shift - 1 / float(value[0]), vector[:, 0])
-
-
-def _lanczos(matrix: Any, which: str, rounds: int = 0) -> float:
-    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
-
-    n = matrix.shape[0]
-    operator = _operator(n, lambda x: matrix @ x - x.mean())
-    start = np.random.RandomState(0).standard_normal(n)
-    try:
-        value, vector = eigsh(operator, k=1, which=which, v0=start, tol=1e-9, maxiter=1000, ncv=40)
-    except ArpackNoConvergence as error:
-        raise ValueError(
-            f"the {'second' if which == 'LA' else 'last'} eigenvalue of this W on {n} workers did not converge in 1000 "
-            "restarts of Lanczos; it is nearly degenerate. A closed form or a smaller n decides."
-        ) from error
-    return _audited(matrix, float(value[0]), vector[:, 0])
-
-
-def _operator(n: int, matvec: Callable[[np.ndarray], np.ndarray]) -> Any:
-    from scipy.sparse.linalg import LinearOperator
-
-    make: Any = LinearOperator
-    return make((n, n), matvec=matvec, dtype=np.float64)
-
-
-def _audited(matrix: Any, value: float, vector: np.ndarray) -> float:
-    residual = float(np.linalg.norm(matrix @ vector - value * vector) / np.linalg.norm(vector))
-    # the eigenvalue is wrong by at most the residual; by its square over the distance to the next, as a rule
-    if not residual <= max(RESIDUAL, 1e-3 * abs(1 - value)):
-        raise ValueError(
-            f"eigenvalue {value:.12g} has a residual of {residual:.1e}, too large to trust; use a smaller n."
-        )
-    return value
 
 
 def _directed_slem(W: Tensor, matrix: Any, by_rows: bool) -> float:
@@ -215,16 +209,16 @@ def _directed_slem(W: Tensor, matrix: Any, by_rows: bool) -> float:
 
     walk = matrix if by_rows else matrix.T.tocsr()
     # W − 1(1/n)ᵀ has the eigenvalues of W, but 0 in place of the 1 (Wielandt)
-    operator = _operator(n, lambda x: walk @ x - x.mean())
+    deflated = operator(n, lambda x: walk @ x - x.mean())
     start = np.random.RandomState(0).standard_normal(n)
     try:
-        values, vectors = eigs(operator, k=1, which="LM", v0=start, tol=1e-9, maxiter=1000, ncv=40)
+        values, vectors = eigs(deflated, k=1, which="LM", v0=start, tol=1e-9, maxiter=1000, ncv=40)
     except ArpackNoConvergence as error:
         raise ValueError(
             f"the second modulus of this directed W on {n} workers did not converge in 1000 restarts of Arnoldi; "
             f"up to {DENSE} workers the dense solver decides."
         ) from error
-    image = operator.matvec(vectors[:, 0].real) + 1j * operator.matvec(vectors[:, 0].imag)
+    image = deflated.matvec(vectors[:, 0].real) + 1j * deflated.matvec(vectors[:, 0].imag)
     residual = float(np.linalg.norm(image - values[0] * vectors[:, 0]))
     if residual > RESIDUAL:
         raise ValueError(

@@ -231,7 +231,7 @@ class Topology:
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch_geometric.data import Data
 
-        extra = {"pos": self.positions, "length": self.lengths, "names": self.names}
+        extra: dict[str, Any] = {"pos": self.positions, "length": self.lengths, "names": self.names}
         return Data(
             edge_index=self.edge_index.clone(), num_nodes=self.n, **{k: v for k, v in extra.items() if v is not None}
         )
@@ -364,7 +364,7 @@ def from_adjacency(A: Any, *, directed: bool | None = None) -> Topology:
 
     if isinstance(A, Tensor):
         A = A.to_dense().numpy()
-    matrix = coo_array(A) if issparse(A) else coo_array(np.asarray(A))
+    matrix: Any = coo_array(A) if issparse(A) else coo_array(np.asarray(A))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"an adjacency matrix of shape {matrix.shape}; it must be square, one row per worker.")
     keep = matrix.data != 0
