@@ -53,7 +53,7 @@ class Oracle:
             targets: (m, b, …).
             keys: (m,) int64, the randomness of each row's random layers (dropout), see `gossip.rng`.
         """
-        if len(self._g) != len(x):
+        if len(self._g) != len(x) or self._g.dtype != x.dtype:
             self._g = torch.empty_like(x, memory_format=torch.contiguous_format)
             self._views = list(self.layout.views(self._g).values())
         if self._vectorised:
@@ -80,7 +80,13 @@ class Oracle:
             )
 
     def _one(self, params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(functional_call(self.model, params, (inputs,)), targets)
+        loss = self.loss(functional_call(self.model, params, (inputs,)), targets)
+        if loss.ndim:
+            raise ValueError(
+                f"the loss of one batch has shape {tuple(loss.shape)} and must be a scalar, its mean over the batch: "
+                "use reduction='mean'"
+            )
+        return loss
 
     def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.enable_grad():
