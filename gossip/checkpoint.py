@@ -75,23 +75,44 @@ def restore(table: dict[str, Any], state: State, net: Network) -> int:
             f"the checkpoint holds n={table['n']} workers and this run has n={net.n}: resume with the same n"
         )
 
+    nodes = tree.nodes(state)
+    _refuse_unless_fitting(table, nodes)
+
     def rows(leaf: Tensor) -> Tensor:
         return leaf[net.rows] if leaf.ndim else leaf.clone()
 
-    for name, node in tree.nodes(state).items():
+    for name, node in nodes.items():
         if isinstance(node, LocalOptimizer):
             inside = {
                 k.removeprefix(f"{name}."): rows(v) for k, v in table["leaves"].items() if k.startswith(f"{name}.")
             }
             node.load(inside, table["plain"][name])
-        elif name not in table["leaves"] or table["leaves"][name].shape[1:] != node.shape[1:]:
-            found = table["leaves"].get(name)
-            raise ValueError(
-                f"the checkpoint has {'nothing' if found is None else f'rows of shape {tuple(found.shape[1:])}'} for "
-                f"{name}, and this run needs {tuple(node.shape[1:])}: resume with the same algorithm and model"
-            )
         else:
             node.copy_(rows(table["leaves"][name]))
     net.meter.load_state_dict(table["meter"], net.rows)
     net.meter.wire_bytes = table["meter"]["wire_bytes"] if net.placement.rank == 0 else 0
     return table["round"]
+
+
+def _refuse_unless_fitting(table: dict[str, Any], nodes: dict[str, Tensor | LocalOptimizer]) -> None:
+    """The checkpoint must hold the same leaves and optimizers as the state, no fewer and no more."""
+    own = {name: node.plain["kind"] for name, node in nodes.items() if isinstance(node, LocalOptimizer)}
+    for name in own | table["plain"]:
+        saved, needed = table["plain"].get(name, {}).get("kind", "nothing"), own.get(name, "nothing")
+        if saved != needed:
+            raise ValueError(
+                f"the checkpoint has {saved} for {name}, and this run needs {needed}: resume with the same optimizer and "
+                "scheduler"
+            )
+
+    def shape(leaf: Tensor | None) -> str:
+        return "nothing" if leaf is None else f"rows of shape {tuple(leaf.shape[1:])}"
+
+    saved = {k: v for k, v in table["leaves"].items() if not k.startswith(tuple(f"{name}." for name in own))}
+    needed = {k: v for k, v in nodes.items() if k not in own}
+    for name in needed | saved:
+        if shape(saved.get(name)) != shape(needed.get(name)):
+            raise ValueError(
+                f"the checkpoint has {shape(saved.get(name))} for {name}, and this run needs {shape(needed.get(name))}: "
+                "resume with the same algorithm and model"
+            )

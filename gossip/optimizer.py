@@ -74,9 +74,10 @@ class LocalOptimizer:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What is not a tensor: the options of its group, and the scheduler's state."""
+        """What is not a tensor: what it is, the options of its group, and the scheduler's state."""
         (group,) = self.optimizer.param_groups
         return {
+            "kind": " with ".join(type(part).__name__ for part in (self.optimizer, self.scheduler) if part is not None),
             "group": {k: v for k, v in group.items() if k != "params"},
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
         }
