@@ -22,6 +22,10 @@ class Sweep(Callback):
     def __init__(self) -> None:
         self.bar: tqdm | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A launcher that sends jobs to other processes (joblib) sends the hooks along; the bar stays here."""
+        return {"bar": None}
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Write sweep.json, point runs/latest here and start the bar."""
         folder = Path(config.hydra.sweep.dir)
@@ -41,9 +45,10 @@ class Sweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Close the bar, print one line per job that did not end well, and the counts; exit with 1 if any failed."""
-        if self.bar is not None:
-            self.bar.close()
         folder = Path(config.hydra.sweep.dir)
+        if self.bar is not None:
+            self.bar.update(len(jobs(folder)) - self.bar.n)
+            self.bar.close()
         print(summary(folder), flush=True)
         if any(run.status["status"] not in ("done", "incompatible") for run in jobs(folder).values()):
             sys.exit(1)
