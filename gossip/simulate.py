@@ -49,6 +49,7 @@ def consensus_distance(x: Tensor) -> float:
     return float((x - x.mean(0)).square().sum()) / len(x)
 
 
+@torch.no_grad()  # as a decorator it holds inside the generator only, not in the caller's loop
 def simulate(
     task: Task | Callable[[Tensor, Tensor, int], Tensor],
     algorithm: Algorithm,
@@ -86,7 +87,7 @@ def simulate(
     n = schedule.n
     if getattr(task, "n", n) != n:
         raise ValueError(f"the task has {task.n} workers and the mixing {n}: give both the same n")
-    x = x0.expand(n, -1).clone() if x0.ndim == 1 else x0.clone()
+    x = (x0.expand(n, -1) if x0.ndim == 1 else x0).clone(memory_format=torch.contiguous_format)
     if x.shape[0] != n:
         raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
     net = Network(schedule, seed=seed)
@@ -94,17 +95,17 @@ def simulate(
 
     def oracle(x: Tensor, step: int) -> Tensor:
         nonlocal losses
-        result = function(x, net.rows, step)
+        with torch.enable_grad():  # the task may use autograd
+            result = function(x, net.rows, step)
         if isinstance(result, tuple):
             result, losses = result
         return result
 
-    with torch.no_grad():
-        for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
-            if k % every == 0 or k == rounds:
-                x, meter = algorithm.params(state), net.meter
-                bits, messages = int(meter.bits.sum()), int(meter.messages.sum())
-                yield Record(k, x, float(losses.mean()), consensus_distance(x), bits, messages)
+    for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
+        if k % every == 0 or k == rounds:
+            x, meter = algorithm.params(state), net.meter
+            bits, messages = int(meter.bits.sum()), int(meter.messages.sum())
+            yield Record(k, x, float(losses.mean()), consensus_distance(x), bits, messages)
 
 
 def consensus(
@@ -144,7 +145,7 @@ def consensus(
     algorithm = DPSGD() if compressor is None else Choco(compressor=compressor, gamma=gamma)
     check(algorithm, schedule, force=force)
     net = Network(schedule, seed=seed)
-    rows = x.detach().reshape(len(x), -1).clone()
+    rows = x.detach().reshape(len(x), -1).clone(memory_format=torch.contiguous_format)
     state = algorithm.init(rows)
     distances = []
     for k in range(rounds):
