@@ -56,7 +56,7 @@ class Sweep(Callback):
 
 def point(folder: Path) -> None:
     """runs/latest → this run or sweep, where that is how folders are named (runs/date/time)."""
-    latest = folder.resolve().parents[1] / "latest"
+    latest = folder.resolve().parent.parent / "latest"
     if latest.parent.name == "runs" and (latest.is_symlink() or not latest.exists()):
         beside = latest.with_name(f".latest.{os.getpid()}")
         beside.symlink_to(folder.resolve())

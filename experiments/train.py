@@ -41,9 +41,12 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     """
     schema.check(config)
     processes = launch.world(config)
-    torch.set_num_threads(launch.threads(config, 1 if config["launch"]["kind"] == "here" else processes))
+    threads = launch.threads(config, processes)
+    log.info("%d process(es), %d thread(s) each", processes, threads)
+    torch.set_num_threads(threads)
     setup = build(config)
     if config["resume"] is not None:
+        config = config | {"resume": str(Path(config["resume"]).resolve())}
         resumable(config, setup)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
@@ -77,7 +80,7 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
             processes,
             emit,
             config["launch"]["timeout"],
-            launch.threads(config, processes),
+            threads,
             folder,
         )[0],
     )
@@ -135,10 +138,12 @@ def _main(cfg: DictConfig) -> None:
     swept = hydra_config.mode == RunMode.MULTIRUN
     rank = int(os.environ.get("RANK", 0))
     try:
-        config = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
-        if not swept and rank == 0:
-            sweep.point(folder)
-        run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
+        try:
+            config = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
+            run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
+        finally:
+            if not swept and rank == 0:  # not before: resume=runs/latest means the run before this one
+                sweep.point(folder)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
         expected = isinstance(cause, (ValueError, FileNotFoundError, launch.WorkerError))

@@ -50,7 +50,7 @@ def config(*overrides):
 
 
 def test_a_run_leaves_its_record_and_one_offline_run_of_wandb(tmp_path):
-    done = command(*SMALL, "track=offline", "launch=blocks", cwd=tmp_path)
+    done = command(*SMALL, "track=offline", "launch=blocks", "checkpoint_every=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "Warning" not in done.stderr
@@ -67,6 +67,11 @@ def test_a_run_leaves_its_record_and_one_offline_run_of_wandb(tmp_path):
     assert run.header["versions"]["torch"]
     assert len(list(folder.glob("wandb/offline-run-*"))) == 1  # one per run, not one per process
     assert {p.name for p in tmp_path.iterdir()} == {"runs"}
+
+    done = command(*SMALL, "resume=runs/latest", "rounds=6", "progress=false", "launch=workers", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert latest.resolve() != folder  # which was meant by runs/latest, and is what this run has resumed
+    assert [row["round"] for row in records.read(latest).rows] == [6]
 
 
 def test_wandb_mode_disabled(tmp_path, monkeypatch):
@@ -96,6 +101,7 @@ def test_two_commands_at_once(tmp_path):
     both = [subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [p.communicate(timeout=110)[1] for p in both]
     assert [p.returncode for p in both] == [0, 0], said
+    assert said == ["", ""]  # no complaints of a store or a connection at the end
     assert len(list(tmp_path.glob("runs/*/*/run.json"))) == 2
 
 

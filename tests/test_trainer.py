@@ -132,6 +132,10 @@ def refused(overrides, tmp_path, monkeypatch):
         (["n=7", "topology=torus"], r"n is 7, which is no product.*choose another n.*config key: topology"),
         (["n=6", "topology=hypercube"], r"n is 6; a hypercube needs a power of two"),
         (["topology=erdos_renyi", "topology.p=0.0"], r"p=0.0.*disconnected.*raise p above"),
+        (
+            ["topology=erdos_renyi", "topology.p=0.01", "+topology.allow_disconnected=true"],
+            r"requires.*contractive.*add edges",
+        ),
         (["topology=random_regular", "topology.degree=5"], r"degree is 5 and n is 4.*Try degree=3"),
         (["algorithm=choco", "compressor=topk", "compressor.ratio=0"], r"ratio=0 is not in \(0, 1\].*fraction"),
         (["algorithm=choco", "compressor=topk", "compressor.ratio=2"], r"ratio=2 is not in \(0, 1\].*write 0.5"),
