@@ -53,6 +53,8 @@ def _largest(magnitude: Tensor, k: int) -> Tensor:
     keep = magnitude >= threshold
     surplus = keep.sum(1, keepdim=True) - k
     if surplus.any():  # ties at the threshold: drop the ones of highest index
+        if (surplus < 0).any():  # NaN compares with nothing: let a diverged row pass it on
+            return _largest(magnitude.nan_to_num(nan=torch.inf, posinf=torch.inf), k)
         tied = magnitude == threshold
         keep &= ~tied | (tied.cumsum(1) <= tied.sum(1, keepdim=True) - surplus)
     return keep.nonzero()[:, 1].view(len(magnitude), k)
@@ -69,7 +71,7 @@ def _of_long(x: Tensor, k: int) -> Tensor:
     share = len(sample) * k / len(x)
     rank = min(len(sample), int(1.15 * share + 4 * share**0.5 + 8))  # so that hardly ever fewer than k lie above
     threshold = sample.topk(rank, sorted=False).values.amin()
-    index = _where(x, torch.gt, threshold)
+    index = _where(x, torch.le, threshold, holds=False)  # so NaN is among them
     if len(index) >= k:
         return index[_largest(x[index].abs()[None], k)[0]]
     tied = _where(x, torch.eq, threshold, k - len(index))  # a plateau, for example of zeros: its first ones
@@ -78,14 +80,18 @@ def _of_long(x: Tensor, k: int) -> Tensor:
     return torch.cat((index, tied)).sort().values
 
 
-def _where(x: Tensor, compare: Callable[..., Tensor], threshold: Tensor, enough: int | None = None) -> Tensor:
-    """Ascending indices at which `compare(|x|, threshold)`, the first `enough` of them; block by block, without a copy of x."""
+def _where(
+    x: Tensor, compare: Callable[..., Tensor], threshold: Tensor, enough: int | None = None, holds: bool = True
+) -> Tensor:
+    """Ascending indices at which `compare(|x|, threshold)` holds or not, the first `enough`; block by block, without a copy."""
     found, count = [], 0
     scratch, mask = x.new_empty(_LONG), torch.empty(_LONG, dtype=torch.bool)
     for start in range(0, len(x), _LONG):
         block = x[start : start + _LONG]
         there = compare(torch.abs(block, out=scratch[: len(block)]), threshold, out=mask[: len(block)])
-        found.append(torch.from_numpy(np.flatnonzero(there.numpy())).add_(start))  # far faster than torch.nonzero
+        found.append(
+            torch.from_numpy(np.flatnonzero(there.numpy() == holds)).add_(start)
+        )  # far faster than torch.nonzero
         count += len(found[-1])
         if enough is not None and count >= enough:
             break
