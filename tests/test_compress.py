@@ -344,3 +344,61 @@ def test_kept_is_the_nearest_integer_and_at_least_one():
 def test_every_compressor_is_exported():
     for cls in CLASSES:
         assert getattr(gossip, cls.__name__) is cls
+
+
+# -- long rows, which top-k may search another way -----------------------------------------------------------------------
+
+LONG = 300_001
+
+
+def long_rows() -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    normal = torch.randn(LONG, generator=random)
+    sparse, heavy = torch.zeros(LONG), torch.zeros(LONG)
+    sparse[torch.randperm(LONG, generator=random)[:500]] = torch.randn(500, generator=random)
+    heavy[: LONG // 2] = 7.0
+    bumped = normal.clone()
+    bumped[-40:] = 100.0
+    return {
+        "normal": normal,
+        "many ties": (normal * 4).round() / 4,
+        "all equal": torch.full((LONG,), -2.0),
+        "zeros": torch.zeros(LONG),
+        "sparse": sparse,
+        "half ties, half zeros": heavy,
+        "two values": torch.where(normal > 2.5, 3.0, -1.0),
+        "largest at the end": bumped,
+        "sorted up": normal.abs().sort().values,
+        "sorted down": normal.abs().sort(descending=True).values,
+        "periodic": torch.sin(torch.arange(LONG) * (2 * math.pi / 64)),
+        "infinite": torch.where(normal > 3, math.inf, normal),
+        "denormal": normal * 1e-42,
+    }
+
+
+@pytest.mark.parametrize("kind", long_rows())
+@pytest.mark.parametrize("ratio", [3e-6, 0.001, 0.01, 0.1, 0.3])
+def test_top_k_of_a_long_row_is_exact_with_ties_to_the_lowest_index(kind, ratio):
+    x = torch.stack((long_rows()[kind], torch.arange(float(LONG)).flip(0)))
+    k = kept(ratio, LONG)
+    payload = TopK(ratio)(x)
+    expected = x.abs().sort(dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
+    assert torch.equal(payload.index.long().sort(1).values, expected)
+    assert torch.equal(payload.values, x.gather(1, payload.index.long()))
+    assert payload.index.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_top_k_of_a_long_row_in_other_dtypes(dtype):
+    x = long_rows()["normal"].to(dtype)[None]  # coarse dtypes have many ties
+    expected = x.abs().sort(dim=1, descending=True, stable=True).indices[:, : kept(0.01, LONG)].sort(1).values
+    assert torch.equal(TopK(0.01)(x).index.long().sort(1).values, expected)
+
+
+@pytest.mark.parametrize("bad", [1, 5000])
+def test_a_long_diverged_row_is_passed_on(bad):
+    x = long_rows()["normal"][None].clone()
+    x[0, torch.randperm(LONG, generator=torch.Generator().manual_seed(1))[:bad]] = math.nan
+    payload = TopK(0.01)(x)
+    assert int(payload.values.isnan().sum()) == min(bad, kept(0.01, LONG))
+    assert payload.index[0].unique().numel() == kept(0.01, LONG)
