@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -87,6 +88,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         broadcast: bool,
         force: bool,
     ) -> None:
+        _refuse_kinds(optimizer, algorithm)
         if local_steps < 1:
             raise ValueError(f"local_steps={local_steps} is below 1: exchange after every so many steps, at least one")
         schedule = as_schedule(mixing)
@@ -149,7 +151,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _gradient(self, x: Tensor) -> Tensor:
         for p, view in zip(self._users.params, self._g_views):
-            view.zero_() if p.grad is None else view.copy_(p.grad)
+            view.zero_() if p.grad is None else view.copy_(p.grad.to_dense())  # embeddings may have sparse ones
         self._users.own = self._g
         return self._g
 
@@ -207,6 +209,22 @@ class GossipOptimizer(torch.optim.Optimizer):
         for name, leaf in own.items():
             leaf.copy_(state_dict["gossip"][name])
         self.steps = state_dict["steps"]
+
+
+def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, GossipOptimizer):
+        raise TypeError(
+            f"wrap got a {type(optimizer).__name__}, and takes a torch optimizer that is not wrapped yet: "
+            "torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step, and an exchange needs one gradient per "
+            "step: use an optimizer whose step works without a closure, such as SGD or Adam"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"wrap got {algorithm!r} for an algorithm: pass an instance, such as gossip.DPSGD()")
 
 
 def _digest(schedule: Schedule) -> str:

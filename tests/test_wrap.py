@@ -327,6 +327,16 @@ def _starts(rank, size, store):
             assert torch.equal(_flat(model), average)
         said[name] = (own, average, optimizer.consensus_distance())
 
+    with pytest.raises(TypeError, match="got a GossipOptimizer, and takes a torch optimizer that is not wrapped yet"):
+        gossip.wrap(optimizer, gossip.DPSGD(), _RING)
+    embedding = nn.Embedding(5, 2, sparse=True)
+    sparse = gossip.wrap(SGD(embedding.parameters(), lr=0.1), gossip.DPSGD(), _RING)
+    before = embedding.weight.detach().clone()
+    embedding(torch.tensor([1])).sum().backward()
+    sparse.step()
+    moved = before - embedding.weight.detach()
+    torch.testing.assert_close(moved, torch.tensor([0.0, 0.1, 0.0, 0.0, 0.0])[:, None].expand(5, 2), rtol=0, atol=1e-6)
+
     with pytest.raises(ValueError, match="parameters cannot be added after wrap: add the group to the optimizer first"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     gossip.disconnect()
@@ -405,6 +415,19 @@ def test_ranks_that_differ_are_named_and_wrong_options_refused(tmp_path):
 def test_without_processes():
     with pytest.raises(RuntimeError, match="RANK is not set.*torchrun --nproc-per-node"):
         gossip.wrap(SGD([nn.Parameter(torch.zeros(2))], lr=0.1), gossip.DPSGD(), _RING)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "algorithm", "told"),
+    [
+        (nn.Linear(2, 2), gossip.DPSGD(), "got a Linear, and takes a torch optimizer"),
+        (torch.optim.LBFGS([nn.Parameter(torch.zeros(2))]), gossip.DPSGD(), "LBFGS evaluates the loss several times"),
+        (SGD([nn.Parameter(torch.zeros(2))], lr=0.1), gossip.DPSGD, "pass an instance, such as gossip.DPSGD()"),
+    ],
+)
+def test_what_is_no_optimizer_or_algorithm(optimizer, algorithm, told):
+    with pytest.raises(TypeError, match=re.escape(told)):
+        gossip.wrap(optimizer, algorithm, _RING)
 
 
 # -- the script of the README ---------------------------------------------------------------------------------------
