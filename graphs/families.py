@@ -1,26 +1,27 @@
-"""The classical graphs, each made by one function: ring, path, star, complete, torus, hypercube, exponential."""
+"""The classical graphs, each made by one function: ring, star, torus, hypercube, exponential, trees, cliques, circulants."""
 
-import logging
 import math
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from graphs.topology import Topology, join, whole
 
 __all__ = [
+    "barbell",
+    "circulant",
+    "cliques",
     "complete",
-    "erdos_renyi",
+    "double_tree",
     "exponential",
+    "grid",
     "hypercube",
     "path",
-    "random_regular",
     "ring",
     "star",
     "torus",
+    "tree",
 ]
-
-log = logging.getLogger(__name__)
 
 
 def ring(n: int, directed: bool = False) -> Topology:
@@ -95,16 +96,37 @@ def torus(*sides: int, n: int | None = None) -> Topology:
     if (n is None) == (not sides):
         raise ValueError(f"torus{sides} with n={n}: give either the sides, torus(4, 4), or their product, torus(n=16).")
     if n is not None:
-        n = whole("n", n, 1)
-        a = next((a for a in range(math.isqrt(n), 1, -1) if n % a == 0), 1)
-        if a == 1 and n > 1:
-            raise ValueError(
-                f"n is {n}, which is no product a×b of two sides of at least 2; choose another n "
-                f"(such as {_composite(n)}), give the sides torus(1, {n}), or use ring({n})."
-            )
-        sides = (a, n // a)
+        sides = _squarish(n, "ring")
     shape = tuple(whole("a side of the torus", side, 1) for side in sides)
     return _lattice(shape, wrap=True)
+
+
+def grid(*sides: int, n: int | None = None) -> Topology:
+    """A grid without wrap-around, in any number of dimensions, numbered along the last side.
+
+    Args: as for `torus`. Degree 2 to 4 in two dimensions, diameter Σ(side − 1). With max-degree weights the eigenvalues
+    are 1 − (4 − 2cos(πi/a) − 2cos(πj/b))/5; Metropolis weights mix a little faster.
+
+    >>> from graphs import metropolis, slem
+    >>> round(slem(metropolis(grid(4, 4))), 6), grid(2, 3).degree.tolist()
+    (0.868641, [2, 3, 2, 2, 3, 2])
+    """
+    if (n is None) == (not sides):
+        raise ValueError(f"grid{sides} with n={n}: give either the sides, grid(4, 4), or their product, grid(n=16).")
+    if n is not None:
+        sides = _squarish(n, "path")
+    return _lattice(tuple(whole("a side of the grid", side, 1) for side in sides), wrap=False)
+
+
+def _squarish(n: int, other: str) -> tuple[int, int]:
+    n = whole("n", n, 1)
+    a = next((a for a in range(math.isqrt(n), 1, -1) if n % a == 0), 1)
+    if a == 1 and n > 1:
+        raise ValueError(
+            f"n is {n}, which is no product a×b of two sides of at least 2; choose another n "
+            f"(such as {_composite(n)}), give the sides (1, {n}), or use {other}({n})."
+        )
+    return a, n // a
 
 
 def _composite(n: int) -> int:
@@ -174,117 +196,72 @@ def exponential(n: int, directed: bool = True) -> Topology:
     return join(n, i.repeat(len(offsets)), torch.cat([empty, *((i + o) % n for o in offsets)]), directed)
 
 
-def random_regular(
-    n: int, degree: int, seed: int = 0, *, allow_disconnected: bool = False, tries: int = 100
-) -> Topology:
-    """A random graph in which every worker has `degree` neighbours: an expander with high probability from degree 3 on.
+def circulant(n: int, offsets: Sequence[int], directed: bool = False) -> Topology:
+    """i sends to i + s (mod n) for every offset s; undirected: to i ± s. Uniform weights: λ_k = (1 + Σ_s ω^{ks})/(d + 1).
 
-    λ₂ of the adjacency tends to 2√(d−1) (Friedman 2003), so uniform weights give a SLEM near (1 + 2√(d−1))/(d+1)
-    for every n. Pairing model with random switches that remove loops and repeats; the stream is NumPy's frozen
-    `RandomState`, so a seed gives the same graph everywhere. A disconnected draw is drawn again.
-
-    Args:
-        n: workers; n·degree must be even and degree < n.
-        degree: neighbours of each.
-        seed: of the draw.
-        allow_disconnected: accept the first draw, connected or not.
-        tries: draws before giving up with a `ValueError`.
-
-    >>> g = random_regular(32, 3, seed=1)
-    >>> g.regular, g.connected, g == random_regular(32, 3, seed=1)
-    (True, True, True)
-    """
-    n, degree = whole("n", n, 1), whole("degree", degree, 0)
-    if degree >= n or n * degree % 2:
-        rule = "smaller than n" if degree >= n else "such that n·degree is even"
-        raise ValueError(
-            f"degree is {degree} and n is {n}; the degree must be {rule}. Try degree={max(0, min(degree, n) - 1)}."
-        )
-    random = np.random.RandomState(seed)
-    complement = degree > (n - 1) // 2
-
-    def draw() -> Topology:
-        pairs = _pairing(n, n - 1 - degree if complement else degree, random)
-        if complement:
-            absent = np.ones((n, n), dtype=bool)
-            absent[pairs[:, 0], pairs[:, 1]] = absent[pairs[:, 1], pairs[:, 0]] = False
-            pairs = np.argwhere(np.triu(absent, 1))
-        return join(n, pairs[:, 0], pairs[:, 1])
-
-    remedy = f"with degree {degree} it hardly ever is; raise the degree to 3, or use ring({n})"
-    return _until_connected(
-        draw, f"random_regular(n={n}, degree={degree}, seed={seed})", allow_disconnected, tries, remedy
-    )
-
-
-def _pairing(n: int, degree: int, random: np.random.RandomState) -> np.ndarray:
-    pairs = random.permutation(np.repeat(np.arange(n), degree)).reshape(-1, 2)
-    for _ in range(10_000):
-        key = pairs.min(1) * n + pairs.max(1)
-        order = np.argsort(key, kind="stable")
-        bad = pairs[:, 0] == pairs[:, 1]
-        bad[order[1:][key[order[1:]] == key[order[:-1]]]] = True
-        if not bad.any():
-            return pairs
-        # a bad pair can only be mended together with good ones: their ends are dealt anew
-        worst = np.flatnonzero(bad)
-        mixed = np.union1d(worst, random.randint(0, len(pairs), size=len(worst) + 1))
-        pairs[mixed] = random.permutation(pairs[mixed].ravel()).reshape(-1, 2)
-    raise ValueError(f"no simple {degree}-regular graph on {n} workers in 10000 rounds of switching; try another seed.")
-
-
-def erdos_renyi(n: int, p: float, seed: int = 0, *, allow_disconnected: bool = False, tries: int = 1000) -> Topology:
-    """Each of the n(n−1)/2 edges is present with probability p, independently; drawn again until connected.
-
-    Mean degree p(n−1). Connected with high probability only above p = ln n / n: n = 8, p = 0.2 fails in two draws
-    of three. Redraws are logged with their count; conditioning on connectedness is what they do to the distribution.
-
-    Args:
-        n: workers.
-        p: probability of an edge, 0 … 1.
-        seed: of the draw (NumPy's frozen `RandomState`).
-        allow_disconnected: accept the first draw, connected or not.
-        tries: draws before giving up with a `ValueError`.
-
-    >>> g = erdos_renyi(8, 0.2, seed=3)
-    >>> g.connected, g.n
-    (True, 8)
+    >>> circulant(8, [1]) == ring(8), circulant(8, [1, 2, 4], directed=True) == exponential(8)
+    (True, True)
     """
     n = whole("n", n, 1)
-    if not 0 <= p <= 1:
-        raise ValueError(f"p is {p!r}; a probability lies between 0 and 1. Mean degree k is p = k/(n−1).")
-    random, total = np.random.RandomState(seed), n * (n - 1) // 2
-
-    def draw() -> Topology:
-        # geometric gaps between present edges: O(edges) time and exactly independent trials
-        found, last = [np.empty(0, dtype=np.int64)], -1
-        while p > 0 and last < total:
-            steps = random.geometric(p, size=max(16, int(1.1 * p * (total - last))))
-            # a gap past the end is all the same (NumPy's overflow, for a tiny p, comes out negative): cut it
-            spots = last + np.cumsum(np.where((steps < 1) | (steps > total), total + 1, steps))
-            found.append(spots[spots < total])
-            last = int(spots[-1])
-        key = np.concatenate(found)
-        # key = i(i−1)/2 + j with j < i
-        i = ((1 + np.sqrt(1 + 8 * key.astype(np.float64))) / 2).astype(np.int64)
-        i -= i * (i - 1) // 2 > key
-        i += (i + 1) * i // 2 <= key
-        return join(n, key - i * (i - 1) // 2, i)
-
-    remedy = f"raise p above ln n / n = {math.log(max(n, 2)) / max(n, 2):.3g}"
-    return _until_connected(draw, f"erdos_renyi(n={n}, p={p}, seed={seed})", allow_disconnected, tries, remedy)
+    shifts = [int(s) % n for s in offsets]
+    if 0 in shifts:
+        raise ValueError(f"offsets {list(offsets)} hold a multiple of n = {n}, a message to oneself; leave it out.")
+    i = torch.arange(n)
+    empty = torch.empty(0, dtype=torch.int64)
+    return join(n, i.repeat(len(shifts)), torch.cat([empty, *((i + s) % n for s in shifts)]), directed)
 
 
-def _until_connected(draw, what: str, allow_disconnected: bool, tries: int, remedy: str) -> Topology:
-    fewest = math.inf
-    for attempt in range(1, whole("tries", tries, 1) + 1):
-        topology = draw()
-        if allow_disconnected or topology.connected:
-            if attempt > 1:
-                log.info("%s: draw %d is the first connected one", what, attempt)
-            return topology
-        fewest = min(fewest, int(topology.component_of.max()) + 1)
-    raise ValueError(
-        f"{what} was disconnected in all {tries} draws (at best {fewest} components); {remedy}, "
-        "or pass allow_disconnected=True and train on a split graph knowingly."
-    )
+def tree(n: int, branching: int = 2) -> Topology:
+    """A complete k-ary tree in heap order: worker i > 0 under worker ⌊(i − 1)/k⌋. Degree at most k + 1.
+
+    Diameter about 2 log_k n, but the root is a bottleneck: the gap is only of order 1/n.
+
+    >>> from graphs import metropolis, slem
+    >>> [round(slem(metropolis(tree(n))), 6) for n in (7, 15, 31)]
+    [0.933013, 0.975803, 0.989922]
+    """
+    n, k = whole("n", n, 1), whole("branching", branching, 1)
+    i = torch.arange(1, n)
+    return join(n, (i - 1) // k, i)
+
+
+def double_tree(n: int) -> Topology:
+    """Two binary trees over the same workers, the second numbered backwards, so that leaves of one are inner in the other.
+
+    Each tree can carry half of a message (Sanders et al. 2009; NCCL; RelaySGD's double binary trees). Degree at most 6.
+
+    >>> double_tree(15).connected, int(double_tree(15).degree.max()) <= 6
+    (True, True)
+    """
+    one = tree(n)
+    both = torch.cat([one.edge_index, n - 1 - one.edge_index], 1)
+    return join(one.n, both[0], both[1], directed=True)
+
+
+def cliques(n: int, count: int) -> Topology:
+    """n workers in `count` complete groups of (nearly) equal size, in a chain joined by single edges.
+
+    Fast inside, slow across: the gap is tiny though an average worker hears n/count − 1 others.
+
+    >>> cliques(6, 3).degree.tolist()
+    [1, 2, 2, 2, 2, 1]
+    """
+    n, count = whole("n", n, 1), whole("count", count, 1)
+    if count > n:
+        raise ValueError(f"count is {count} and n is {n}; every clique needs a worker. Try count={n}.")
+    group = torch.arange(n) * count // n
+    source, target = (group[:, None] == group[None, :]).nonzero(as_tuple=True)
+    last = (group[1:] != group[:-1]).nonzero().flatten()
+    return join(n, torch.cat([source, last]), torch.cat([target, last + 1]))
+
+
+def barbell(n: int) -> Topology:
+    """Two cliques of n/2 workers joined by one edge: cliques(n, 2).
+
+    With m = n/2 and Metropolis weights λ₂ = (m + √(m² + 4(m − 1))) / (2(m + 1)).
+
+    >>> from graphs import metropolis, slem
+    >>> round(slem(metropolis(barbell(20))), 6), round((10 + (100 + 36) ** 0.5) / 22, 6)
+    (0.984632, 0.984632)
+    """
+    return cliques(n, min(2, whole("n", n, 1)))

@@ -1,12 +1,25 @@
 """Weight rules turn a topology into a mixing matrix W: float64, sparse COO, W[i, j] the weight of j's message at i."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from graphs.properties import Incompatible, matrix
+from graphs.properties import Incompatible, checked, entries, matrix
 from graphs.topology import Topology
 
-__all__ = ["metropolis", "uniform"]
+__all__ = [
+    "best_constant",
+    "by_samples",
+    "lazy",
+    "max_degree",
+    "metropolis",
+    "over_relaxed",
+    "pull",
+    "push",
+    "sinkhorn",
+    "uniform",
+]
 
 
 def undirected(topology: Topology, rule: str) -> Topology:
@@ -69,3 +82,153 @@ def uniform(topology: Topology) -> Tensor:
     i = torch.arange(n)
     rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
     return matrix(rows, columns, share[rows], n)
+
+
+def max_degree(topology: Topology) -> Tensor:
+    """W = I − L/(d_max + 1): the same weight on every edge. Symmetric, doubly stochastic; metropolis on regular graphs.
+
+    >>> from graphs import grid, slem
+    >>> round(slem(max_degree(grid(4, 4))), 6)
+    0.882843
+    """
+    undirected(topology, "max_degree")
+    share = 1 / (float(topology.degree.max()) + 1)
+    return with_self(topology, torch.full((topology.messages,), share, dtype=torch.float64))
+
+
+def best_constant(topology: Topology) -> Tensor:
+    """W = I − αL with the best single α = 2/(λ₂(L) + λ_max(L)): SLEM (λ_max − λ₂)/(λ_max + λ₂). Symmetric.
+
+    Self weights may be negative (a star's hub). On edge-transitive graphs no symmetric W is faster. Needs a connected
+    graph (`ValueError`). Source: Xiao, Boyd 2004.
+
+    >>> from graphs import grid, slem
+    >>> round(slem(best_constant(grid(4, 4))), 6)
+    0.841983
+    """
+    from graphs.laplacian import laplacian_ends
+
+    undirected(topology, "best_constant")
+    if not topology.connected:
+        raise ValueError(f"{len(topology.components)} components: no constant weight is best on a disconnected graph.")
+    if topology.n == 1:
+        return metropolis(topology)
+    alpha = 2 / sum(laplacian_ends(topology))
+    return with_self(topology, torch.full((topology.messages,), alpha, dtype=torch.float64))
+
+
+def _blend(W: Tensor, omega: float) -> Tensor:
+    n, i = W.shape[0], torch.arange(W.shape[0])
+    rows, columns, values = entries(W)
+    own = torch.full((n,), 1 - omega, dtype=torch.float64)
+    return matrix(torch.cat([rows, i]), torch.cat([columns, i]), torch.cat([omega * values, own]), n)
+
+
+def lazy(W: Any) -> Tensor:
+    """(W + I)/2: eigenvalues (1 + λ)/2, all above zero for a symmetric W, at about half the speed.
+
+    Makes a periodic walk aperiodic, and D² and EXTRA stable. Sparse, like every rule's result.
+
+    >>> from graphs import ring, slem
+    >>> round(slem(lazy(metropolis(ring(4), self_term=False))), 6)
+    0.5
+    """
+    return _blend(checked(W), 0.5)
+
+
+def over_relaxed(W: Any, omega: float | None = None) -> Tensor:
+    """(1 − ω)I + ωW; ω > 1 steps further than W. Default: the best ω = 2/((1 − λ₂) + (1 − λₙ)) for a symmetric W.
+
+    >>> from graphs import ring, slem
+    >>> round(slem(over_relaxed(metropolis(ring(8)))), 6), round(2 / (1 - 0.804738 + 1 + 1 / 3), 4)
+    (0.744521, 1.3084)
+    """
+    W = checked(W)
+    if omega is None:
+        from graphs.spectral import extremes
+
+        ends = extremes(W)
+        total = 2 - ends.second - ends.last
+        omega = 2 / total if W.shape[0] > 1 else 1.0
+    if not omega > 0:
+        raise ValueError(
+            f"omega is {omega!r}; it must be positive, 1 leaves W as it is and the best is a little above."
+        )
+    return _blend(W, omega)
+
+
+def push(topology: Topology) -> Tensor:
+    """Column stochastic: each sender splits its mass equally, W_ij = 1/(out-degree(j) + 1). For push-sum (SGP).
+
+    >>> from graphs import star
+    >>> push(star(3)).to_dense().sum(0).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    n, share = topology.n, 1 / (topology.out_degree + 1).double()
+    i = torch.arange(n)
+    rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
+    return matrix(rows, columns, share[columns], n)
+
+
+def pull(topology: Topology) -> Tensor:
+    """Row stochastic: each receiver averages what it hears and itself; the name that goes with `push`. Same as `uniform`."""
+    return uniform(topology)
+
+
+def by_samples(topology: Topology, counts: Any) -> Tensor:
+    """Row stochastic weights under which all agree on the mean weighted by sample counts, Σ m_i x_i / Σ m_i.
+
+    W_ij = min(1/(d_i + 1), (m_j/m_i)/(d_j + 1)): the Metropolis–Hastings chain with stationary distribution m/Σm;
+    equal counts give `metropolis`. Not doubly stochastic unless they are equal.
+
+    Args:
+        topology: undirected.
+        counts: (n,) positive numbers m.
+
+    >>> from graphs import path, stationary
+    >>> stationary(by_samples(path(3), [10, 20, 70])).round(decimals=6).tolist()
+    [0.1, 0.2, 0.7]
+    """
+    undirected(topology, "by_samples")
+    m = torch.as_tensor(counts, dtype=torch.float64)
+    if m.shape != (topology.n,) or not bool((m > 0).all()):
+        raise ValueError(
+            f"counts of shape {tuple(m.shape)}: give one positive count for each of the {topology.n} workers."
+        )
+    i, j, d = topology.target, topology.source, topology.degree.double()
+    return with_self(topology, torch.minimum(1 / (d[i] + 1), m[j] / m[i] / (d[j] + 1)))
+
+
+def sinkhorn(topology: Topology) -> Tensor:
+    """The doubly stochastic W = diag(r) (A + I) diag(c), by Sinkhorn–Knopp: also for directed graphs. Symmetric if A is.
+
+    Among doubly stochastic matrices on these edges, the one of greatest entropy. A directed graph must be strongly
+    connected in each of its pieces (every edge on a cycle), else no such matrix keeps all edges: `Incompatible`.
+
+    >>> from graphs import from_edges
+    >>> from graphs.properties import offence
+    >>> W = sinkhorn(from_edges([(0, 1), (1, 2), (2, 0), (0, 2)], directed=True))
+    >>> offence(W, "doubly_stochastic") is None
+    True
+    """
+    across = topology.component_of[topology.source] != topology.component_of[topology.target]
+    if bool(across.any()):
+        i, j = topology.edge_index[:, across][:, 0].tolist()
+        raise Incompatible(
+            f"the edge {i} → {j} lies on no cycle, so its weight tends to zero; use graphs.push or pull."
+        )
+    n, i = topology.n, torch.arange(topology.n)
+    rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
+    A = matrix(rows, columns, torch.ones(len(rows)), n)
+    At = A.t().coalesce()
+    r = c = torch.ones(n, dtype=torch.float64)
+    for _ in range(100_000):
+        r = 1 / (A @ c)
+        c = 1 / (At @ r)
+        if float((r * (A @ c) - 1).abs().max()) < 1e-13:
+            break
+    else:
+        raise ValueError(f"Sinkhorn's scaling has not converged in 100000 rounds on this graph of {n} workers.")
+    if not topology.directed:
+        r = c = (r * c).sqrt()
+    return matrix(rows, columns, r[rows] * c[columns], n)

@@ -5,13 +5,36 @@ import time
 
 import networkx as nx
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs import complete, erdos_renyi, exponential, from_networkx, hypercube, path, random_regular, ring, star, torus
+from graphs import (
+    barbell,
+    chordal,
+    circulant,
+    cliques,
+    complete,
+    davis,
+    double_tree,
+    exponential,
+    florentine,
+    from_networkx,
+    grid,
+    hypercube,
+    karate,
+    les_miserables,
+    margulis,
+    metropolis,
+    path,
+    random_regular,
+    ring,
+    slem,
+    star,
+    torus,
+    tree,
+)
 
-FAMILIES = [ring, path, star, complete, exponential]
+FAMILIES = [ring, path, star, complete, exponential, tree, double_tree, barbell]
 
 
 @pytest.mark.parametrize(
@@ -99,57 +122,6 @@ def test_exponential(n):
     assert set(both.neighbours(0)) == {s * 2**k % n for k in range(tau) for s in (1, -1)}
 
 
-@pytest.mark.parametrize("n", range(1, 13))
-def test_random_regular_for_every_degree(n):
-    for degree in range(n):
-        if n * degree % 2:
-            with pytest.raises(ValueError, match="even"):
-                random_regular(n, degree)
-            continue
-        t = random_regular(n, degree, seed=n, allow_disconnected=True)
-        assert set(t.degree.tolist()) == {degree}
-        assert t == random_regular(n, degree, seed=n, allow_disconnected=True)
-
-
-def test_random_regular_is_the_same_graph_everywhere():
-    assert random_regular(32, 3, seed=0).digest.startswith("6ce6409256dfdc11")
-    assert random_regular(32, 3, seed=0) != random_regular(32, 3, seed=1)
-
-
-def test_random_regular_gives_up_with_a_count():  # GRAPH-07
-    with pytest.raises(ValueError, match="all 20 draws .at best 3 components"):
-        random_regular(6, 1, tries=20)
-    with pytest.raises(ValueError, match="smaller than n"):
-        random_regular(4, 4)
-
-
-def test_erdos_renyi_is_redrawn_until_connected(caplog):  # GRAPH-08
-    caplog.set_level("INFO", logger="graphs.families")
-    free = [erdos_renyi(8, 0.2, seed, allow_disconnected=True) for seed in range(20)]
-    split = [t for t in free if not t.connected]
-    assert len(split) > 7
-    assert all(erdos_renyi(8, 0.2, seed).connected for seed in range(20))
-    assert sum("first connected one" in record.message for record in caplog.records) == len(split)
-    with pytest.raises(ValueError, match="disconnected in all 5 draws .* ln n / n"):
-        erdos_renyi(50, 0.001, tries=5)
-
-
-def test_erdos_renyi_has_the_right_distribution():
-    assert erdos_renyi(6, 1.0) == complete(6)
-    assert erdos_renyi(6, 0.0, allow_disconnected=True).messages == 0
-    assert erdos_renyi(1, 0.5).n == 1
-    n, p, draws = 12, 0.3, 400
-    present = torch.zeros(n, n)
-    for seed in range(draws):
-        t = erdos_renyi(n, p, seed, allow_disconnected=True)
-        present[t.source, t.target] += 1
-    off = present[~torch.eye(n, dtype=torch.bool)] / draws
-    assert abs(float(off.mean()) - p) < 4 * math.sqrt(p * (1 - p) / (draws * n * (n - 1) / 2))
-    assert float((off - p).abs().max()) < 5 * math.sqrt(p * (1 - p) / draws)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        erdos_renyi(4, 1.5)
-
-
 @pytest.mark.parametrize("make", [ring, path, star, complete, exponential])
 @pytest.mark.parametrize("n", [0, -1, 2.0, "3", True, None])
 def test_a_bad_n_is_named(make, n):
@@ -164,3 +136,73 @@ def test_a_hundred_thousand_workers_at_once():
     assert torus(250, 400).n == hypercube(16).n + 34464
     assert random_regular(100_000, 4).connected
     assert time.perf_counter() - start < 10
+
+
+def test_grids_trees_and_cliques_against_networkx():
+    for a, b in [(1, 5), (2, 3), (4, 4), (3, 7)]:
+        assert grid(a, b) == from_networkx(nx.convert_node_labels_to_integers(nx.grid_2d_graph(a, b)))
+    assert grid(n=12) == grid(3, 4)
+    assert grid(2, 3, 4).n == 24
+    for k, h in [(2, 3), (3, 2), (1, 4)]:
+        balanced = nx.balanced_tree(k, h)
+        assert tree(balanced.number_of_nodes(), k) == from_networkx(balanced)
+    assert barbell(8) == from_networkx(nx.barbell_graph(4, 0))
+    assert cliques(10, 1) == complete(10)
+    assert cliques(7, 7) == path(7)
+    assert circulant(9, [1, 3]) == from_networkx(nx.circulant_graph(9, [1, 3]))
+    with pytest.raises(ValueError, match="message to oneself"):
+        circulant(4, [4])
+    with pytest.raises(ValueError, match="every clique needs a worker"):
+        cliques(3, 4)
+    with pytest.raises(ValueError, match="n is 7"):
+        grid(n=7)
+
+
+def test_double_tree_is_two_trees_on_the_same_workers():
+    t = double_tree(12)
+    one = set(map(tuple, tree(12).edge_index.T.tolist()))
+    assert set(map(tuple, t.edge_index.T.tolist())) == one | {(11 - a, 11 - b) for a, b in one}
+
+
+@pytest.mark.parametrize("m", [2, 3, 5, 8])
+def test_margulis_against_networkx(m):
+    multigraph = nx.margulis_gabber_galil_graph(m)
+    simple = nx.Graph((a[0] * m + a[1], b[0] * m + b[1]) for a, b in multigraph.edges() if a != b)
+    simple.add_nodes_from(range(m * m))
+    assert margulis(m * m) == from_networkx(simple)
+    with pytest.raises(ValueError, match="needs a square"):
+        margulis(m * m + 1)
+
+
+def test_expanders_keep_their_gap():
+    assert slem(metropolis(margulis(2500))) < 0.95
+    assert slem(metropolis(chordal(2003))) < 0.985
+    assert slem(metropolis(chordal(20_011))) < 0.985
+    assert chordal(2).n == 2
+    with pytest.raises(ValueError, match="prime number of workers, such as 17"):
+        chordal(15)
+
+
+@pytest.mark.parametrize("n", [7, 11, 13, 17, 19, 29, 31])
+def test_chords_that_coincide_leave_the_rows_whole(n):  # ChocoSGD's expander summed to 2/3 for n = ±1 mod 5
+    W = metropolis(chordal(n)).to_dense()
+    assert float((W.sum(1) - 1).abs().max()) < 1e-14
+
+
+def test_social_graphs_are_unweighted():
+    for make, n, edges in [(karate, 34, 78), (davis, 32, 89), (florentine, 15, 20), (les_miserables, 77, 254)]:
+        assert (make().n, make().messages // 2) == (n, edges)
+        assert slem(metropolis(make())) < 1
+        assert len(make().names or range(n)) == n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [ring, path, star, exponential, tree, double_tree, lambda n: torus(n=n), lambda n: grid(n=n), margulis, hypercube],
+)
+def test_a_million_workers_within_seconds(make):
+    start = time.perf_counter()
+    topology = make(20) if make is hypercube else make(1_000_000)
+    metropolis(topology) if not topology.directed else topology
+    assert time.perf_counter() - start < 30
