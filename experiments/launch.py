@@ -98,13 +98,16 @@ def run_processes(
     here as `WorkerError` with the worker's traceback. The processes end when this one does, however it ends.
     """
     # forkserver with torch preloaded starts four workers in 0.2 s, spawn takes 15; Windows has only spawn. The default
-    # must be set as well, or a joblib worker's own start method wins.
+    # must be set as well, or a joblib worker's own start method wins. torch imports _dynamo, for seconds, when a process
+    # makes its first optimizer.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     multiprocessing.set_start_method(method, force=True)
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         loaded = [name for name in PRELOAD if name in sys.modules]
-        context.set_forkserver_preload(["torch", "torch.distributed", "gossip", __name__, target.__module__, *loaded])
+        context.set_forkserver_preload(
+            ["torch", "torch._dynamo", "torch.distributed", "gossip", __name__, target.__module__, *loaded]
+        )
     results: list[Any] = [None] * processes
     with tempfile.TemporaryDirectory(prefix="gossip-") as folder:
         store = Path(folder, "store").as_uri()
