@@ -18,7 +18,7 @@ import torch
 from gossip import Placement
 
 # torch.optim imports torch._dynamo, in seconds, when the first optimizer is made
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "gossip", "gossip.checkpoint", "pytest", "hypothesis"]
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "gossip", "gossip.checkpoint", "pytest"]
 
 
 class Outcome(NamedTuple):
