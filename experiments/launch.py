@@ -18,8 +18,8 @@ import torch
 
 import gossip
 
-# Slow imports, made once for all children if this process made them; torch's first optimizer imports torch._dynamo.
-PRELOAD = ("torch._dynamo", "sklearn.datasets", "sklearn.model_selection")
+# Slow imports of tasks, made once for all children if this process made them.
+PRELOAD = ("sklearn.datasets", "sklearn.model_selection")
 GRACE = 10.0  # seconds that the other processes get to end by themselves after one has failed
 KINDS = ("here", "workers", "blocks")
 

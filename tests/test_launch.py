@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -124,10 +125,10 @@ def test_a_consequence_that_arrives_first_gives_way_to_the_cause():
         def fileno(self):
             return self.out
 
-        def recv(self):
+        def recv_bytes(self):
             if not self.said:
                 raise EOFError
-            return self.said.pop(0)
+            return pickle.dumps(self.said.pop(0))
 
     class Child:
         exitcode = -9
