@@ -164,9 +164,8 @@ def _main(cfg: DictConfig) -> None:
 
 
 def _record_failure(folder: Path, planned: int, cause: BaseException, reason: str) -> None:
-    """run.json of a run that was refused, or whose failure is not on record yet."""
-    status = records.read(folder).status["status"] if (folder / records.RUN).exists() else None
-    if status != "failed":
+    """run.json of a run that never began; one that has begun keeps its own, and a former run in this folder too."""
+    if not (folder / records.METRICS).exists():
         status = "incompatible" if isinstance(cause, gossip.Incompatible) else "failed"
         records.write_status(folder, {"status": status, "reason": reason, "planned": planned})
 

@@ -68,10 +68,22 @@ def test_a_run_leaves_its_record_and_one_offline_run_of_wandb(tmp_path):
     assert len(list(folder.glob("wandb/offline-run-*"))) == 1  # one per run, not one per process
     assert {p.name for p in tmp_path.iterdir()} == {"runs"}
 
-    done = command(*SMALL, "resume=runs/latest", "rounds=6", "progress=false", "launch=workers", cwd=tmp_path)
+    done = command(*SMALL, "resume=runs/latest", "rounds=6", "progress=false", "launch=blocks", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert latest.resolve() != folder  # which was meant by runs/latest, and is what this run has resumed
     assert [row["round"] for row in records.read(latest).rows] == [6]
+
+
+def test_a_refused_run_leaves_a_former_one_in_its_folder_as_it_is(tmp_path):
+    run(config(), tmp_path)
+    before = {p.name: p.read_text() for p in tmp_path.glob("*.json*")}
+    with pytest.raises(ValueError, match="already holds a run.*another folder, or resume") as caught:
+        run(config(), tmp_path)
+    train._record_failure(tmp_path, 4, caught.value, str(caught.value))
+    assert {p.name: p.read_text() for p in tmp_path.glob("*.json*")} == before
+    assert records.read(tmp_path).status["status"] == "done"
+    train._record_failure(tmp_path / "new", 4, caught.value, str(caught.value))
+    assert records.read(tmp_path / "new").status["status"] == "failed"
 
 
 def test_wandb_mode_disabled(tmp_path, monkeypatch):
@@ -296,10 +308,10 @@ def test_parts_of_their_own_by_searchpath_here_and_under_torchrun(own):
 
 def test_a_failing_worker_ends_the_run_with_its_traceback(own):
     began = time.monotonic()
-    done = command(*OWN, "task.fails=true", "launch=workers", cwd=own)
+    done = command(*OWN, "task.fails=true", "launch=blocks", "launch.processes=3", cwd=own)
     assert time.monotonic() - began < 60
     assert done.returncode == 1
-    assert "error: rank 3 failed, and the run was ended:\nTraceback" in done.stderr
+    assert "error: rank 1 failed, and the run was ended:\nTraceback" in done.stderr
     assert done.stderr.rstrip().endswith("ZeroDivisionError: worker 3 divides")
     assert "PeerError" not in done.stderr
     record = records.read(own / "runs" / "latest")

@@ -18,7 +18,7 @@ import gossip
 import graphs
 from experiments import launch
 
-SOON = 20.0  # seconds; the bound of waits is 300, so nothing that ends sooner has waited for it
+SOON = 60.0  # seconds; the bound of waits is 300, so nothing that ends sooner has waited for it
 
 
 def _mark(folder) -> None:
