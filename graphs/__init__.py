@@ -9,6 +9,15 @@
 from graphs.advise import (
     advise,
 )
+from graphs.chance import (
+    Matcha,
+    epidemic,
+    equidyn,
+    matcha,
+    matcha_plan,
+    matchings,
+    pairwise,
+)
 from graphs.expanders import (
     chordal,
     margulis,
@@ -30,6 +39,12 @@ from graphs.families import (
 )
 from graphs.fdla import (
     fdla,
+)
+from graphs.finite import (
+    base_graph,
+    p_peer_hypercube,
+    phone_book,
+    simple_base_graph,
 )
 from graphs.laplacian import (
     algebraic_connectivity,
@@ -116,10 +131,15 @@ from graphs.weights import (
     sinkhorn,
     uniform,
 )
+from graphs.wrappers import (
+    drop,
+    every,
+)
 
 __all__ = [
     "Extremes",
     "Incompatible",
+    "Matcha",
     "Noise",
     "Schedule",
     "Topology",
@@ -130,6 +150,7 @@ __all__ = [
     "as_schedule",
     "barabasi_albert",
     "barbell",
+    "base_graph",
     "best_constant",
     "by_samples",
     "choco_gamma",
@@ -142,10 +163,14 @@ __all__ = [
     "cycle",
     "davis",
     "double_tree",
+    "drop",
     "effective_neighbours",
+    "epidemic",
+    "equidyn",
     "equistatic",
     "equistatic_weights",
     "erdos_renyi",
+    "every",
     "exponential",
     "extremes",
     "fdla",
@@ -168,13 +193,19 @@ __all__ = [
     "lazy",
     "les_miserables",
     "margulis",
+    "matcha",
+    "matcha_plan",
+    "matchings",
     "max_degree",
     "metropolis",
     "mixing_time",
     "nsfnet",
     "one_peer_exponential",
     "over_relaxed",
+    "p_peer_hypercube",
+    "pairwise",
     "path",
+    "phone_book",
     "predict_consensus",
     "pull",
     "push",
@@ -186,6 +217,7 @@ __all__ = [
     "real_names",
     "return_times",
     "ring",
+    "simple_base_graph",
     "sinkhorn",
     "slem",
     "spectrum",

@@ -1,6 +1,8 @@
 """Fastest distributed linear averaging: the symmetric weights with the smallest SLEM on a graph (Xiao, Boyd 2004)."""
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,8 +90,9 @@ def _exact(n: int, i: np.ndarray, j: np.ndarray) -> Tensor:
     """min s such that s·I ± (I − J − Σ w_e L_e) are positive semidefinite, by an interior-point method."""
     if find_spec("clarabel") is None:
         raise ValueError("fdla(method='exact') needs the package clarabel; pip install clarabel, or method='smooth'.")
-    import clarabel  # type: ignore
     from scipy.sparse import csc_array, hstack, vstack
+
+    clarabel: Any = import_module("clarabel")
 
     rows, columns = np.triu_indices(n)
     order = np.lexsort((rows, columns))  # Clarabel stacks the upper triangle by columns

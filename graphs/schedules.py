@@ -120,6 +120,10 @@ class Schedule:
         connected and aperiodic (with negative weights: second largest modulus below one)."""
         return self.offence("contractive") is None
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Schedule":
+        """The schedule of change(W) for the W of every round, with the same period."""
+        return Schedule(self.n, lambda k: change(self(k)), self.period, self.horizon)
+
     def product(self, rounds: int | None = None) -> Tensor:
         """W(L−1) ⋯ W(1) W(0), dense (n, n): what L rounds do; L defaults to the rounds the properties look at."""
         P = torch.eye(self.n, dtype=torch.float64)
@@ -129,9 +133,10 @@ class Schedule:
 
     @cached_property
     def exact_after(self) -> int | None:
-        """The fewest rounds from 0 whose product is exactly 11ᵀ/n (to 1e-9), or None: finite-time averaging.
+        """The fewest rounds from 0 whose product is exactly 11ᵀ/n (to 1e-12), or None: finite-time averaging.
 
-        Judged on four random vectors, which no other product averages except with probability zero.
+        Judged on four random vectors, which no other product averages except with probability zero. None, too, for a
+        schedule that never repeats.
 
         >>> one_peer_exponential(8).exact_after, one_peer_exponential(6).exact_after
         (3, None)
@@ -140,9 +145,11 @@ class Schedule:
         mean = x.mean(0)
         if self.n == 1:
             return 0
+        if self.period is None:
+            return None
         for k in self.rounds:
             x = self(k) @ x
-            if float((x - mean).abs().max()) < 1e-9:
+            if float((x - mean).abs().max()) < 1e-12:
                 return k + 1
         return None
 

@@ -124,16 +124,16 @@ def _blend(W: Tensor, omega: float) -> Tensor:
     return matrix(torch.cat([rows, i]), torch.cat([columns, i]), torch.cat([omega * values, own]), n)
 
 
-def lazy(W: Any) -> Tensor:
+def lazy(W: Any) -> Any:
     """(W + I)/2: eigenvalues (1 + λ)/2, all above zero for a symmetric W, at about half the speed.
 
-    Makes a periodic walk aperiodic, and D² and EXTRA stable. Sparse, like every rule's result.
+    Makes a periodic walk aperiodic, and D² stable. Sparse, like every rule's result. Of a schedule, every round of it.
 
     >>> from graphs import ring, slem
     >>> round(slem(lazy(metropolis(ring(4), self_term=False))), 6)
     0.5
     """
-    return _blend(checked(W), 0.5)
+    return W.map(lazy) if hasattr(W, "map") else _blend(checked(W), 0.5)
 
 
 def over_relaxed(W: Any, omega: float | None = None) -> Tensor:

@@ -1,0 +1,71 @@
+"""Schedules made from schedules: communicate only every few rounds, lose messages at random."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graphs.properties import entries, matrix
+from graphs.schedules import Schedule, as_schedule
+from graphs.topology import whole
+
+__all__ = ["drop", "every"]
+
+
+def every(rounds: int, schedule: Any) -> Schedule:
+    """Mix in the last of every `rounds` rounds only, W = I in the others: periodic gossip, local SGD with τ = rounds.
+
+    >>> from graphs import contraction, one_peer_exponential
+    >>> s = every(4, one_peer_exponential(8))
+    >>> s.period, s.exact_after, s(0).to_dense().equal(torch.eye(8, dtype=torch.float64))
+    (12, 12, True)
+    """
+    tau, inner = whole("rounds", rounds, 1), as_schedule(schedule)
+    i = torch.arange(inner.n)
+    still = matrix(i, i, torch.ones(inner.n), inner.n)
+    period = None if inner.period is None else tau * inner.period
+    return Schedule(inner.n, lambda k: inner(k // tau) if k % tau == tau - 1 else still, period, tau * inner.horizon)
+
+
+def drop(p: float, schedule: Any, seed: int = 0) -> Schedule:
+    """Every message is lost with probability p, independently by round; what it weighed stays at home.
+
+    Where W is symmetric a link fails in both directions at once and W stays doubly stochastic. Otherwise the receiver
+    keeps its own model for a lost message (rows still sum to one, columns do not), or, where only columns sum to one,
+    the sender keeps its mass. The properties are computed from what results.
+
+    >>> from graphs import metropolis, ring
+    >>> s = drop(0.1, metropolis(ring(8)), seed=0)
+    >>> s.doubly_stochastic, s.symmetric, s.contractive, s.static
+    (True, True, True, False)
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"p is {p!r}; the probability of a loss lies in [0, 1).")
+    inner = as_schedule(schedule)
+    n = inner.n
+
+    def make(k: int) -> Tensor:
+        W = inner(k)
+        rows, columns, values = (part.clone() for part in entries(W))
+        random = np.random.RandomState([seed % 2**32, k % 2**32, k >> 32])
+        paired = inner.symmetric
+        off = rows != columns
+        key = torch.minimum(rows, columns) * n + torch.maximum(rows, columns) if paired else rows * n + columns
+        _, link = torch.unique(key, return_inverse=True)
+        lost = torch.from_numpy(random.random_sample(int(link.max()) + 1) < p)[link] & off
+        home = rows if inner.row_stochastic else columns
+        rows, columns = torch.where(lost, home, rows), torch.where(lost, home, columns)
+        return matrix(rows, columns, values, n)
+
+    def moment() -> Tensor:
+        W = inner(0).to_dense()
+        eye = torch.eye(n, dtype=torch.float64)
+        square = (W - torch.diag(W.diagonal())) ** 2
+        L = eye - W
+        # E[(Σ b_e w_e L_e)²] with L_e² = 2 L_e
+        spread = torch.diag(square.sum(1)) - square
+        return eye - 2 * (1 - p) * L + (1 - p) ** 2 * (L @ L) + 2 * p * (1 - p) * spread - 1 / n
+
+    known = inner.period == 1 and inner.symmetric and inner.doubly_stochastic
+    return Schedule(n, make, None, inner.horizon, moment if known else None)
