@@ -29,8 +29,8 @@ class WorkerError(RuntimeError):
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun (or another launcher that sets RANK) started this process."""
-    return "RANK" in os.environ
+    """Whether torchrun (or another launcher that sets RANK and WORLD_SIZE) started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def world(config: Mapping[str, Any]) -> int:
@@ -78,7 +78,7 @@ def world(config: Mapping[str, Any]) -> int:
 
 def threads(config: Mapping[str, Any], processes: int) -> int:
     """torch threads per process: what the config or OMP_NUM_THREADS says, else cores // processes."""
-    wanted = config["launch"].get("threads") or os.environ.get("OMP_NUM_THREADS")
+    wanted = config["launch"].get("threads") or os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(wanted) if wanted else max(1, cores // processes)
 

@@ -136,7 +136,7 @@ def _main(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     swept = hydra_config.mode == RunMode.MULTIRUN
-    rank = int(os.environ.get("RANK", 0))
+    rank = int(os.environ["RANK"]) if launch.under_torchrun() else 0
     try:
         try:
             config = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))

@@ -239,7 +239,7 @@ def test_threads(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch.threads(_config("workers"), 1) == cores
     assert launch.threads(_config("workers"), 64 * cores) == 1
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")  # of nested regions
     assert launch.threads(_config("workers"), 1) == 3
     assert launch.threads(_config("workers", threads=5), 1) == 5
 
@@ -274,6 +274,7 @@ def test_world_refuses(config, says):
 
 def test_world_under_torchrun(monkeypatch):
     monkeypatch.setenv("RANK", "0")
+    assert launch.world(_config("here")) == 1  # somebody's leftover, without a world
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert launch.world(_config("blocks", n=16, processes=2)) == 4
     assert launch.world(_config("workers")) == 4

@@ -169,6 +169,10 @@ def refused(overrides, tmp_path, monkeypatch):
         (["task.n=5"], r"n=4 and the task has 5 workers.*task.n=\$\{n\}"),
         (["topology.n=5"], r"n=4 and the schedule connects 5 workers"),
         (["task=digits", "n=1500"], r"1437 samples for n = 1500 workers.*at most 1437"),
+        (
+            ["task=digits", "n=100", "partition.min_size=0", "partition.alpha=0.01"],
+            r"worker \d+ of 100 has no samples.*Use fewer",
+        ),
         (["task=digits", "partition.min_size=1000"], r"min_size = 1000.*Use min_size ≤ 359"),
         (["task=digits", "partition=by_label", "partition.classes_per_worker=1"], r"classes_per_worker ≥ 3"),
         (["task=digits", "partition.alpha=0"], r"alpha = 0.*partition=iid"),
