@@ -16,7 +16,9 @@ def main() -> None:
     x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
     x, y = (x / 16).float(), y.long()
     train = TensorDataset(x[:1500][rank::size], y[:1500][rank::size])
-    loader = DataLoader(train, batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(rank))
+    loader = DataLoader(
+        train, batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(rank)
+    )
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

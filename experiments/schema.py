@@ -7,10 +7,11 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 
 @dataclass
@@ -50,6 +51,11 @@ KEYS = tuple(field.name for field in fields(Schema))
 GROUPS = tuple(field.name for field in fields(Schema) if field.type is Any)
 FIRST = ("topology", "optimizer", "compressor", "partition", "scheduler")  # the others hold copies of these
 LEAST = {"n": 1, "rounds": 0, "seed": 0, "local_steps": 1, "evaluate_every": 1, "checkpoint_every": 0}
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain data, every interpolation resolved."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 def check(config: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra
 import torch
@@ -139,7 +139,7 @@ def _main(cfg: DictConfig) -> None:
     rank = int(os.environ["RANK"]) if launch.under_torchrun() else 0
     try:
         try:
-            config = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
+            config = schema.resolved(cfg)
             run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
         finally:
             if not swept and rank == 0:  # not before: resume=runs/latest means the run before this one

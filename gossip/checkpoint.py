@@ -22,13 +22,12 @@ def table(state: State, net: Network, round: int) -> dict[str, Any]:
     """
     nodes = tree.nodes(state)
     own = tree.leaves(state)
-    mine = own, net.meter.state_dict() | {"wire_bytes": net.meter.wire_bytes}
+    mine = own, net.meter.state_dict(), net.meter.wire_bytes
     parts = [mine] if net.transport is None else net.transport.gather(mine)
-    meters = [meter for _, meter in parts]
     leaves = {}
     for name, leaf in own.items():
         leaves[name] = leaf.new_empty((net.n, *leaf.shape[1:])) if leaf.ndim else leaf.clone()
-        for block, (theirs, _) in zip(net.placement.blocks, parts if leaf.ndim else ()):
+        for block, (theirs, _, _) in zip(net.placement.blocks, parts if leaf.ndim else ()):
             leaves[name][list(block)] = theirs[name]
     return {
         "version": VERSION,
@@ -37,9 +36,9 @@ def table(state: State, net: Network, round: int) -> dict[str, Any]:
         "leaves": leaves,
         "plain": {name: node.plain for name, node in nodes.items() if isinstance(node, LocalOptimizer)},
         "meter": {
-            "codes": torch.cat([m["codes"] for m in meters]),
-            "counts": torch.cat([m["counts"] for m in meters], 1),
-            "wire_bytes": sum(m["wire_bytes"] for m in meters),
+            "codes": torch.cat([meter["codes"] for _, meter, _ in parts]),
+            "counts": torch.cat([meter["counts"] for _, meter, _ in parts], 1),
+            "wire_bytes": sum(bytes for _, _, bytes in parts),
         },
     }
 
@@ -109,7 +108,7 @@ def _refuse_unless_fitting(table: dict[str, Any], nodes: dict[str, Tensor | Loca
         return "nothing" if leaf is None else f"rows of shape {tuple(leaf.shape[1:])}"
 
     saved = {k: v for k, v in table["leaves"].items() if not k.startswith(tuple(f"{name}." for name in own))}
-    needed = {k: v for k, v in nodes.items() if k not in own}
+    needed = {k: v for k, v in nodes.items() if isinstance(v, Tensor)}
     for name in needed | saved:
         if shape(saved.get(name)) != shape(needed.get(name)):
             raise ValueError(

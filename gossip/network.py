@@ -1,6 +1,7 @@
 """The one object through which rows may meet: everything else in an algorithm is row-wise."""
 
 from collections import OrderedDict
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class Network:
                 "as one message, net.send(x, y)"
             )
         payload = message[0] if isinstance(message[0], Payload) else None
-        parts = payload.parts() if payload is not None else message
+        parts = payload.parts() if payload is not None else cast("tuple[Tensor, ...]", message)
         specs = spec(parts)
         packed = self._post(parts, specs)
         if payload is not None:

@@ -1,7 +1,7 @@
 """A run in a notebook: gossip averaging alone, or an algorithm on a task, all rows here."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -79,14 +79,16 @@ def simulate(
     """
     schedule = as_schedule(mixing)
     check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
-    function = task.gradient if hasattr(task, "gradient") else task
+    function: Any = getattr(task, "gradient", task)
     if x0 is None:
-        if not hasattr(task, "initial"):
+        initial = getattr(task, "initial", None)
+        if initial is None:
             raise ValueError("x0=None, and the task is a function, which names no start: pass x0, (d,) or (n, d)")
-        x0 = task.initial()
+        x0 = initial()
     n = schedule.n
-    if getattr(task, "n", n) != n:
-        raise ValueError(f"the task has {task.n} workers and the mixing {n}: give both the same n")
+    workers = getattr(task, "n", n)
+    if workers != n:
+        raise ValueError(f"the task has {workers} workers and the mixing {n}: give both the same n")
     x = (x0.expand(n, -1) if x0.ndim == 1 else x0).clone(memory_format=torch.contiguous_format)
     if x.shape[0] != n:
         raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")

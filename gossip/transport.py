@@ -80,7 +80,7 @@ class Transport:
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite a tensor by that of rank `source`, in place."""
         with self._explained(f"broadcast from rank {source}"):
-            dist.broadcast(x, group=self._collectives, group_src=source)
+            dist.broadcast(x, group=self._collectives, group_src=source)  # pyrefly: ignore[bad-argument-type]
         return x
 
     def gather(self, item: Any) -> list[Any]:

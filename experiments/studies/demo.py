@@ -1,6 +1,6 @@
 """`make demo`: four tuned methods on two graphs as one Hydra sweep, one table, one figure, and one run in two placements.
 
-    python -m experiments.studies.demo [overrides of the sweep, for example seed=0 rounds=100]
+python -m experiments.studies.demo [overrides of the sweep, for example seed=0 rounds=100]
 """
 
 import subprocess
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from experiments import train
+from experiments import schema, train
 from experiments.compare import compare
 
 TARGET = 0.9
@@ -51,15 +50,24 @@ def placements(overrides: list[str]) -> float:
     trajectories = []
     with initialize_config_dir(str(CONF), version_base="1.3"), tempfile.TemporaryDirectory() as temporary:
         for launch in ("here", "workers"):
-            chosen = ["study=demo", "recipe=choco_topk", "dtype=float64", f"launch={launch}", "progress=false", *overrides]
-            config = OmegaConf.to_container(compose("train", chosen), resolve=True)
-            assert isinstance(config, dict)
+            chosen = [
+                "study=demo",
+                "recipe=choco_topk",
+                "dtype=float64",
+                f"launch={launch}",
+                "progress=false",
+                *overrides,
+            ]
+            config = schema.resolved(compose("train", chosen))
             start = time.perf_counter()
             trajectories.append(train.run(config, Path(temporary, launch), keep=True))
             where = "one process" if launch == "here" else f"{config['n']} processes over torch.distributed"
             print(f"float64, {where}: {config['rounds']} rounds in {time.perf_counter() - start:.1f} s", flush=True)
     here, workers = trajectories
-    assert here is not None and workers is not None and here.shape == workers.shape and bool(here.isfinite().all())
+    assert here is not None
+    assert workers is not None
+    assert here.shape == workers.shape
+    assert bool(here.isfinite().all())
     return float((here - workers).abs().max())
 
 

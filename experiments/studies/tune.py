@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from experiments import train  # noqa: F401  registers the resolvers
+from experiments import schema, train  # noqa: F401  train registers the resolvers
 from experiments.trainer import build
 from experiments.trainer import train as run
 
@@ -26,8 +25,7 @@ GRAPHS, SEEDS = ("ring", "torus"), (100, 101)
 
 def score(overrides: list[str]) -> float:
     """Mean over workers' accuracy after the last round."""
-    config = OmegaConf.to_container(compose("train", ["study=demo", "evaluate_every=100000", *overrides]), resolve=True)
-    assert isinstance(config, dict)
+    config = schema.resolved(compose("train", ["study=demo", "evaluate_every=100000", *overrides]))
     rows: list[dict[str, float]] = []
     run(config, build(config), rows.append)
     return rows[-1]["eval/mean/accuracy"]

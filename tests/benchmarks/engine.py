@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import gossip
-import graphs
 import torch
-from gossip.layout import Layout
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
+
+import gossip
+import graphs
+from gossip.layout import Layout
 
 from .harness import Row, at_least, at_most, side_by_side
 

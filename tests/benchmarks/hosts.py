@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from statistics import median
 
-import gossip
-import graphs
 import torch
 
+import gossip
+import graphs
 from tests import netlab
 
 from .harness import Row, at_least
