@@ -22,7 +22,7 @@ from gossip.wire import row_bits, spec
 modules = [importlib.import_module(f"gossip.compress.{m.name}") for m in pkgutil.iter_modules(gossip.compress.__path__)]
 FOUND = {c for m in modules for _, c in inspect.getmembers(m, inspect.isclass) if dataclasses.is_dataclass(c)}
 CLASSES = sorted((c for c in FOUND if hasattr(c, "delta")), key=lambda c: c.__name__)
-RATIOS = [0.01, 0.1, 0.25, 0.5, 1.0]
+RATIOS = [0.01, 0.3, 1.0]
 
 
 def instances(cls) -> list:
@@ -107,10 +107,10 @@ def over_the_wire(part: torch.Tensor) -> torch.Tensor:
 
 
 @each
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @given(data=st.data())
-def test_payloads_travel_as_their_parts(compressor, dtype, data):
+def test_payloads_travel_as_their_parts(compressor, data):
     """dense ∘ like ∘ parts = dense; bits are the bytes of the parts; rows are independent; the input stays as it was."""
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
     x = data.draw(stacks()).clamp(-1e4, 1e4).to(dtype)
     before, m, d = x.clone(), *x.shape
     payload = compressor(x, keys(m))
