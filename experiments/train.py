@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,8 @@ def _main(cfg: DictConfig) -> None:
         if rank == 0 or isinstance(error, launch.WorkerError):
             where = "" if expected else f" (traceback: {folder / 'log.txt'})"
             print(f"error: {message(error)}{where}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(20.0)  # torchrun ends all ranks as soon as one has left: rank 0 first, when it has spoken
         if launch.under_torchrun():
             os._exit(1)  # gloo's threads may wait for peers that are gone
         sys.exit(1)

@@ -329,6 +329,7 @@ def test_a_failing_worker_ends_the_run_with_its_traceback(own):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_under_torchrun_a_failing_worker_does_not_wait_and_refusals_are_told_once(own):
     began = time.monotonic()
     done = torchrun(3, *OWN, "task.fails=true", "launch=blocks", cwd=own)
