@@ -18,6 +18,12 @@ from graphs.chance import (
     matchings,
     pairwise,
 )
+from graphs.draw import (
+    draw,
+    layout,
+    plot_consensus,
+    plot_spectrum,
+)
 from graphs.expanders import (
     chordal,
     margulis,
@@ -39,6 +45,9 @@ from graphs.families import (
 )
 from graphs.fdla import (
     fdla,
+)
+from graphs.files import (
+    from_file,
 )
 from graphs.finite import (
     base_graph,
@@ -163,6 +172,7 @@ __all__ = [
     "cycle",
     "davis",
     "double_tree",
+    "draw",
     "drop",
     "effective_neighbours",
     "epidemic",
@@ -179,6 +189,7 @@ __all__ = [
     "from_adjacency",
     "from_data",
     "from_edges",
+    "from_file",
     "from_networkx",
     "gap",
     "geant",
@@ -190,6 +201,7 @@ __all__ = [
     "karate",
     "kemeny_constant",
     "laplacian",
+    "layout",
     "lazy",
     "les_miserables",
     "margulis",
@@ -206,6 +218,8 @@ __all__ = [
     "pairwise",
     "path",
     "phone_book",
+    "plot_consensus",
+    "plot_spectrum",
     "predict_consensus",
     "pull",
     "push",
