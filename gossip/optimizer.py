@@ -110,11 +110,11 @@ def _refuse_unless_row_wise(factory: OptimizerFactory, like: Tensor) -> None:
 
     try:
         together = stepped(start)
-        row_wise = all(torch.allclose(together[i : i + 1], stepped(start[i : i + 1])) for i in range(2))
+        row_wise = all(torch.allclose(together[i : i + 1], stepped(start[i : i + 1]), equal_nan=True) for i in range(2))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{_name(factory)} could not step a stack of rows ({error}); "
-            "use an element-wise torch.optim optimizer, such as SGD or Adam"
+            f"{_name(factory)} could not step a stack of rows: {error}. Mend its options, or use an element-wise torch.optim "
+            "optimizer, such as SGD or Adam"
         ) from error
     if not row_wise:
         raise ValueError(

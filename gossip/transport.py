@@ -152,5 +152,8 @@ def connect(
 def disconnect() -> None:
     """Leave the process group, after a last barrier so that nobody leaves while another still waits for its message."""
     if dist.is_initialized():
-        dist.barrier()
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise PeerError(f"rank {dist.get_rank()} ended its work and another rank was gone by then. {error}") from error
         dist.destroy_process_group()
