@@ -51,6 +51,10 @@ class Algorithm(ABC):
     def compute(self, state: State, grad: Gradient) -> State:
         """Local work: `grad(x)` is the stochastic gradient of the rows at x."""
 
+    def skip(self, state: State) -> State:
+        """What stands in for `compute` where a local step is left out (overflow, no data left): as a rule nothing."""
+        return state
+
     @abstractmethod
     def send(self, state: State, net: Network) -> None:
         """Hand this round's message to the network."""

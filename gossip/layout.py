@@ -12,7 +12,8 @@ from torch import Tensor, nn
 class Layout:
     """Where each parameter lies in a flat row of d numbers.
 
-    Tied parameters occur once. All parameters must share one dtype and one device.
+    Tied parameters occur once, frozen ones of a module (`requires_grad=False`) not at all. All must share one dtype and one
+    device. A parameter that is stored in another order (channels_last) keeps its order in the row.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.names, layout.d
@@ -23,16 +24,17 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
+    strides: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
     def of(cls, model: nn.Module | Iterable[tuple[str, Tensor]]) -> "Layout":
         """The layout of a module's parameters, or of (name, tensor) pairs, in their order."""
-        named = list(model.named_parameters() if isinstance(model, nn.Module) else model)
+        named = _named(model)
         if not named:
             raise ValueError(
-                "the model has no parameters: a layout needs at least one; pass a module or an optimizer that holds some"
+                "the model has no parameters to train: a layout needs at least one; pass a module or an optimizer that has some"
             )
         kinds = {(p.dtype, p.device): name for name, p in named}
         if len(kinds) > 1:
@@ -42,7 +44,8 @@ class Layout:
                 "convert the model with .to(dtype=…, device=…) first"
             )
         (dtype, device), _ = next(iter(kinds.items()))
-        return cls(tuple(k for k, _ in named), tuple(p.shape for _, p in named), dtype, device)
+        names, tensors = zip(*named)
+        return cls(names, tuple(p.shape for p in tensors), tuple(_strides(p) for p in tensors), dtype, device)
 
     @property
     def d(self) -> int:
@@ -62,12 +65,26 @@ class Layout:
 
     def flatten(self, model: nn.Module | Iterable[tuple[str, Tensor]], out: Tensor | None = None) -> Tensor:
         """The parameters as one (d,) row, written into `out` if that is given."""
-        tensors = [p for _, p in (model.named_parameters() if isinstance(model, nn.Module) else model)]
+        tensors = [p for _, p in _named(model)]
         out = torch.empty(self.d, dtype=self.dtype, device=self.device) if out is None else out
         with torch.no_grad():
             torch._foreach_copy_(list(self._pieces(out)), tensors)
         return out
 
     def _pieces(self, flat: Tensor) -> Iterator[Tensor]:
-        for piece, shape in zip(flat.split(self.sizes, dim=-1), self.shapes):
-            yield piece.view((*flat.shape[:-1], *shape))
+        for piece, shape, stride in zip(flat.split(self.sizes, dim=-1), self.shapes, self.strides):
+            yield piece.as_strided((*flat.shape[:-1], *shape), (*flat.stride()[:-1], *stride))
+
+
+def _named(model: nn.Module | Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    return (
+        [(k, p) for k, p in model.named_parameters() if p.requires_grad]
+        if isinstance(model, nn.Module)
+        else list(model)
+    )
+
+
+def _strides(p: Tensor) -> tuple[int, ...]:
+    """Its own if it fills its storage without gaps, else those of a contiguous tensor."""
+    packed = torch.empty_like(p, device="meta")  # keeps the order of dimensions of a dense tensor
+    return packed.stride() if packed.stride() == p.stride() else torch.empty(p.shape, device="meta").stride()

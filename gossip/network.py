@@ -116,6 +116,13 @@ class Network:
                 for buffer, part in zip(into, packet.parts, strict=True):
                     block.add(buffer, part, scale)
 
+    @property
+    def in_flight(self) -> tuple[Tensor, ...]:
+        """The parts of the message that was sent and not received yet; none if there is no such message."""
+        if self._sent is None:
+            return ()
+        return self._sent.parts() if isinstance(self._sent, Payload) else self._sent
+
     def mix(self, *rows: Tensor) -> None:
         """One exchange: each tensor x becomes W x in place. Several tensors are one message."""
         self.send(*rows)

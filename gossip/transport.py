@@ -155,5 +155,7 @@ def disconnect() -> None:
         try:
             dist.barrier()
         except RuntimeError as error:
-            raise PeerError(f"rank {dist.get_rank()} ended its work and another rank was gone by then. {error}") from error
+            raise PeerError(
+                f"rank {dist.get_rank()} ended its work and another rank was gone by then. {error}"
+            ) from error
         dist.destroy_process_group()

@@ -4,11 +4,11 @@ import contextlib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from graphs import Schedule, Topology, as_schedule
 
@@ -17,7 +17,8 @@ from .algorithm import Algorithm, check
 from .layout import Layout
 from .network import Network
 from .placement import Placement
-from .transport import Transport, connect
+from .row import ModelRow
+from .transport import TIMEOUT, Transport, connect
 
 
 def wrap(
@@ -26,113 +27,118 @@ def wrap(
     mixing: Schedule | Tensor | Topology,
     *,
     local_steps: int = 1,
+    overlap: bool = False,
+    model: nn.Module | None = None,
+    buffers: str = "local",
     transport: Transport | None = None,
+    process_group: Any = None,
+    timeout: float = TIMEOUT,
     seed: int = 0,
     broadcast: bool = True,
     force: bool = False,
 ) -> "GossipOptimizer":
     """Make an optimizer decentralized: this process is one worker, and each `step` ends with an exchange.
 
-    The parameters become views of one flat row, so that mixing copies nothing back.
+    The parameters become views of one flat row, so that mixing copies nothing back. Frozen parameters stay local. Of
+    parameters in half precision, and of sharded ones, the row is a float32 master from which they are refreshed.
 
     Args:
         optimizer: any torch optimizer over this worker's parameters; its learning rates stay adjustable.
         algorithm: for example `gossip.Choco(compressor=gossip.TopK(0.01), gamma=0.05)`; `optimizer` replaces its own.
         mixing: a schedule, a mixing matrix or a topology with as many workers as there are processes.
         local_steps: exchange after every so many steps.
-        transport: the processes; `gossip.connect()` (torchrun's environment) if None.
+        overlap: leave each exchange in flight during the next forward and backward pass; the algorithm's overlapped form.
+        model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about.
+        buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange. Counters are local.
+        transport: the processes; made from `process_group` if None.
+        process_group: some of the ranks (all if None), for example the outer dimension of a `DeviceMesh` whose inner one
+            holds a model under DDP or FSDP2: each shard gossips with its counterparts.
+        timeout: bound of every wait, in seconds.
         seed: of the randomness of compressors; the same on every rank.
-        broadcast: start every worker from rank 0's parameters.
+        broadcast: start every worker from rank 0's parameters (and floating buffers).
         force: run although the algorithm refuses the schedule, with a warning.
 
     Raises:
-        Incompatible: the algorithm refuses the schedule.
+        Incompatible: the algorithm refuses the schedule or the overlap.
         ValueError: the ranks disagree on shapes, algorithm or schedule; the message names the first difference.
     """
-    return GossipOptimizer(optimizer, algorithm, mixing, local_steps, transport, seed, broadcast, force)
-
-
-class _Users:
-    """The user's optimizer as the local optimizer of one row."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, params: list[Tensor], layout: Layout) -> None:
-        self.optimizer, self.params, self.layout = optimizer, params, layout
-        self.own: Tensor | None = None  # the row made of the parameters' own gradients
-
-    def step(self, x: Tensor, g: Tensor) -> None:
-        """Step the row x along g; the parameters' own gradients are used as they stand, None included."""
-        moved = [(p, p.data, p.grad) for p in self.params]
-        views_x, views_g = self.layout.views(x[0]).values(), self.layout.views(g[0]).values()
-        for p, vx, vg in zip(self.params, views_x, views_g):
-            p.data = vx
-            if g is not self.own:
-                p.grad = (
-                    vg.clone()
-                )  # it is the algorithm's, and some optimizers write into gradients (foreach Nesterov)
-        self.optimizer.step()
-        for p, data, grad in moved:
-            p.data, p.grad = data, grad
+    _refuse_kinds(optimizer, algorithm)
+    if buffers not in ("local", "mix"):
+        raise ValueError(f'buffers={buffers!r} is not "local" (each worker keeps its own) or "mix" (mixed by W)')
+    if buffers == "mix" and model is None:
+        raise ValueError('buffers="mix" needs the module whose buffers are meant: pass model=…')
+    schedule = as_schedule(mixing)
+    check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
+    transport = transport or connect(group=process_group, timeout=timeout)
+    if schedule.n != transport.size:
+        raise ValueError(
+            f"the mixing has {schedule.n} workers and there are {transport.size} processes: one worker per process, "
+            f"so start {schedule.n} processes or use a graph of {transport.size} workers"
+        )
+    return GossipOptimizer(
+        optimizer, algorithm, schedule, local_steps, overlap, model, buffers == "mix", transport, seed, broadcast
+    )
 
 
 class GossipOptimizer(torch.optim.Optimizer):
-    """What `wrap` returns: a torch optimizer whose `step` also gossips. LR schedulers and `state_dict` work as usual."""
+    """What `wrap` returns: a torch optimizer whose `step` also gossips.
+
+    LR schedulers, `state_dict`, gradient clipping and accumulation, GradScaler and autocast work as usual. When a
+    GradScaler finds an overflow at one worker its local update is skipped, but never its part in the exchange.
+
+    Attributes:
+        steps, rounds: local steps and exchanges done.
+        skipped: local updates that were left out because of an overflow.
+        net: the network, whose `meter` counts what was sent.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then leaves unscaling and skipping to `step`
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         algorithm: Algorithm,
-        mixing: Schedule | Tensor | Topology,
+        schedule: Schedule,
         local_steps: int,
-        transport: Transport | None,
+        overlap: bool,
+        model: nn.Module | None,
+        mix_buffers: bool,
+        transport: Transport,
         seed: int,
         broadcast: bool,
-        force: bool,
     ) -> None:
-        _refuse_kinds(optimizer, algorithm)
-        if local_steps < 1:
-            raise ValueError(f"local_steps={local_steps} is below 1: exchange after every so many steps, at least one")
-        schedule = as_schedule(mixing)
-        check(algorithm, schedule, local_steps=local_steps, force=force)
-        transport = transport or connect()
-        if schedule.n != transport.size:
-            raise ValueError(
-                f"the mixing has {schedule.n} workers and there are {transport.size} processes: one worker per process, "
-                f"so start {schedule.n} processes or use a graph of {transport.size} workers"
-            )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer
         self.param_groups = optimizer.param_groups  # shared, so that LR schedulers reach the optimizer
         self.state = optimizer.state
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        named = [(f"parameter {i}", p) for i, p in enumerate(params)]
-        layout = Layout.of(named)
-        transport.agree(
-            {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}" for name, p in named}
-            | {
-                "algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)),
-                "local_steps": local_steps,
-                "seed": seed,
-                "schedule": _digest(schedule),
-            }
-        )
+        self.algorithm, self.local_steps, self.overlap = algorithm, local_steps, overlap
+        self.steps = self.skipped = 0
+        self._model, self._in_flight, self._exchanges, self._joining = model, False, True, False
 
-        self.algorithm, self.local_steps, self.steps = algorithm, local_steps, 0
+        self.row = row = ModelRow(optimizer)
+        facts: dict[str, Any] = row.facts()
+        facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
+        facts |= {"overlap": overlap, "buffers mixed": mix_buffers, "seed": seed, "schedule": _digest(schedule)}
+        transport.agree(facts)
         self.net = Network(schedule, Placement.even(schedule.n, transport.size, transport.rank), transport, seed)
-        x = layout.flatten(named)[None]
+
+        floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
-            transport.broadcast_(x)
-        self._users = _Users(optimizer, params, layout)
-        self._g = torch.zeros_like(x)
-        self._g_views = list(layout.views(self._g[0]).values())
-        state = algorithm.init(x)
+            for tensor in (row.x, *floating):
+                transport.broadcast_(tensor)
+        state = algorithm.init(row.x)
         if "opt" not in getattr(state, "_fields", ()):
             raise TypeError(
                 f"the state of {type(algorithm).__name__} has no field `opt`: an algorithm keeps its local optimizer "
                 "there, so that wrap can put the user's in its place"
             )
-        self.gossip = state._replace(opt=self._users)
-        for p, view in zip(params, layout.views(algorithm.params(self.gossip)[0]).values()):
-            p.data = view
+        self.gossip = state._replace(opt=row)
+        row.show(algorithm.params(self.gossip))
+        row.refresh()
+        self._buffers = [(f"buffer {i}", b) for i, b in enumerate(floating)] if mix_buffers else []
+        if self._buffers:
+            self._buffer_layout = Layout.of(self._buffers)
+            self._buffer_row = self._buffer_layout.flatten(self._buffers)[None]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -141,19 +147,51 @@ class GossipOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.gossip = self.algorithm.compute(self.gossip, self._gradient)
-        self.steps += 1
-        if self.steps % self.local_steps == 0:
-            self.net.begin(self.rounds - 1)
-            self.gossip = self.algorithm.communicate(self.gossip, self.net)
-        self.algorithm.params(self.gossip)
+        change = self.row.changed()
+        if change is not None:
+            raise RuntimeError(
+                f"{change}: the row that is exchanged has a fixed length; build the optimizer and wrap again"
+            )
+        if self._joining:
+            self._anyone(1)
+        if self.overlap and not self._in_flight:
+            self._send()
+        found = getattr(self, "found_inf", None)
+        if found is not None and float(found) > 0:
+            self.skipped += 1
+            self.gossip = self.algorithm.skip(self.gossip)
+        else:
+            scale = getattr(self, "grad_scale", None)
+            self.gossip = self.algorithm.compute(self.gossip, lambda x: self.row.gradient(scale))
+        self._tick()
         return loss
 
-    def _gradient(self, x: Tensor) -> Tensor:
-        for p, view in zip(self._users.params, self._g_views):
-            view.zero_() if p.grad is None else view.copy_(p.grad.to_dense())  # embeddings may have sparse ones
-        self._users.own = self._g
-        return self._g
+    def _tick(self) -> None:
+        """Count the step, and exchange when it is time."""
+        if self._exchanges:
+            self.steps += 1
+            if self.steps % self.local_steps == 0:
+                if not self._in_flight:
+                    self._send(self.rounds - 1)
+                self.gossip = self.algorithm.receive(self.gossip, self.net)
+                self._in_flight = False
+                if self._buffers:
+                    self._mix_buffers()
+                if self.overlap:
+                    self._send()
+        self.algorithm.params(self.gossip)
+        self.row.refresh()
+
+    def _send(self, round: int | None = None) -> None:
+        self.net.begin(self.rounds if round is None else round)
+        self.algorithm.send(self.gossip, self.net)
+        self._in_flight = True
+
+    def _mix_buffers(self) -> None:
+        self._buffer_layout.flatten(self._buffers, out=self._buffer_row[0])
+        self.net.mix(self._buffer_row)
+        views = self._buffer_layout.views(self._buffer_row[0]).values()
+        torch._foreach_copy_([b for _, b in self._buffers], list(views))
 
     @property
     def rounds(self) -> int:
@@ -173,42 +211,124 @@ class GossipOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @contextlib.contextmanager
-    def average_model(self) -> Iterator[None]:
-        """Inside, every worker's parameters are the exact average of all workers'; afterwards its own again."""
-        x = self.algorithm.params(self.gossip)
-        own = x.clone()
-        x.copy_(self.net.mean(x))
+    def no_sync(self) -> Iterator[None]:
+        """Inside, steps are local: they neither exchange nor count towards `local_steps`. Every rank must do the same."""
+        self._exchanges = False
         try:
             yield
         finally:
-            x.copy_(own)
+            self._exchanges = True
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """For loops of uneven length: a worker that leaves goes on exchanging, without steps, until all have left.
+
+        Every step inside costs one more tiny all-reduce.
+        """
+        self._joining = True
+        try:
+            yield
+        finally:
+            self._joining = False
+        with torch.no_grad():
+            while self._anyone(0):
+                if self.overlap and not self._in_flight:
+                    self._send()
+                self.gossip = self.algorithm.skip(self.gossip)
+                self._tick()
+
+    def _anyone(self, active: int) -> bool:
+        return bool(self.net.transport.sum_(torch.tensor([active]))) if self.net.transport else False
+
+    @contextlib.contextmanager
+    def average_model(self, batches: Iterable[Any] | None = None) -> Iterator[None]:
+        """Inside, every worker's parameters are the exact average of all workers'; afterwards its own again.
+
+        Args:
+            batches: a loader from which the BatchNorm statistics of `model` are estimated anew for the average model, as
+                `torch.optim.swa_utils.update_bn` does; the workers' own statistics say little about it.
+        """
+        x = self.algorithm.params(self.gossip)
+        own = x.clone()
+        buffers = [] if self._model is None else list(self._model.buffers())
+        kept = [b.clone() for b in buffers]
+        x.copy_(self.net.mean(x))
+        self.row.refresh()
+        try:
+            if batches is not None:
+                if self._model is None:
+                    raise ValueError("average_model(batches) re-estimates BatchNorm statistics: pass model=… to wrap")
+                torch.optim.swa_utils.update_bn(batches, self._model)
+            yield
+        finally:
+            with torch.no_grad():
+                x.copy_(own)
+                for b, before in zip(buffers, kept):
+                    b.copy_(before)
+            self.row.refresh()
 
     def consensus_distance(self) -> float:
         """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it."""
         x = self.algorithm.params(self.gossip)
         return float(self.net.mean((x - self.net.mean(x)).square().sum(1)))
 
+    def finish(self) -> None:
+        """With `overlap`: wait for the exchange in flight and apply it. Call it on every rank when training is over."""
+        if self._in_flight:
+            with torch.no_grad():
+                self.gossip = self.algorithm.receive(self.gossip, self.net)
+                self.algorithm.params(self.gossip)
+                self.row.refresh()
+            self._in_flight = False
+
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, this worker's gossip state and the step count; for this rank."""
+        """This worker's parameters, gossip state, the wrapped optimizer's state, step counts and any message in flight.
+
+        Tensors and plain Python types only, loadable with `weights_only`. Each rank saves its own.
+        """
+        with self.row.in_place():
+            inner = self.inner.state_dict()
         return {
-            "inner": self.inner.state_dict(),
+            "inner": inner,
             "gossip": {k: v.clone() for k, v in tree.leaves(self.gossip._replace(opt=None)).items()},
             "steps": self.steps,
+            "skipped": self.skipped,
+            "in_flight": [part.clone() for part in self.net.in_flight] if self._in_flight else None,
+            "meter": self.net.meter.state_dict(),
         }
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned at this rank, the parameters included."""
-        self.inner.load_state_dict(state_dict["inner"])
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        """Go on from what `state_dict` returned at this rank; the model's parameters are restored as well."""
         own = tree.leaves(self.gossip._replace(opt=None))
-        if own.keys() != state_dict["gossip"].keys():
+        saved = state_dict["gossip"]
+        differs = [k for k in own | saved if k not in own or k not in saved or own[k].shape != saved[k].shape]
+        if differs:
             raise ValueError(
-                f"the state holds {sorted(state_dict['gossip'])} and {type(self.algorithm).__name__} needs {sorted(own)}: "
-                "load it into the same algorithm"
+                f"the state dict's rows differ in {', '.join(differs)} from what {type(self.algorithm).__name__} needs "
+                "here: load it into the same algorithm and model"
             )
+        self.finish()
         for name, leaf in own.items():
-            leaf.copy_(state_dict["gossip"][name])
-        self.steps = state_dict["steps"]
+            leaf.copy_(saved[name])
+        with self.row.in_place():
+            self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self.steps, self.skipped = state_dict["steps"], state_dict["skipped"]
+        self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)
+        self.algorithm.params(self.gossip)
+        self.row.refresh()
+        if state_dict["in_flight"] is not None:  # every rank saved its half of the exchange: post it again
+            self.net.begin(self.rounds)
+            self.net.send(*self._message(state_dict["in_flight"]))
+            self._in_flight = True
+
+    def _message(self, parts: list[Tensor]) -> tuple[Any, ...]:
+        """Saved parts as what `net.send` takes: tensors, or the payload that the algorithm's compressor makes."""
+        compressor = getattr(self.algorithm, "compressor", None)
+        if compressor is None:
+            return tuple(parts)
+        return (compressor(torch.zeros_like(self.row.x), self.net.keys()).like(tuple(parts)),)
 
 
 def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:

@@ -44,7 +44,8 @@ def test_views_are_views_of_every_row():
     rows = torch.arange(3.0 * layout.d).view(3, layout.d)
     views = layout.views(rows)
     assert [tuple(v.shape) for v in views.values()] == [(3, *s) for s in layout.shapes]
-    assert torch.equal(torch.cat([v.reshape(3, -1) for v in views.values()], 1), rows)
+    everything = torch.cat([v.reshape(3, -1) for v in views.values()], 1)
+    assert torch.equal(everything.sort(1).values, rows)  # a parameter stored in another order keeps it
     views["scale"][1] = -7
     assert int((rows == -7).sum()) == 1
     deep = layout.views(rows.view(1, 3, layout.d))

@@ -45,6 +45,11 @@ class AllReduce(Algorithm):
         state.g.copy_(grad(state.x))
         return state
 
+    def skip(self, state: State) -> State:
+        """This worker contributes no gradient."""
+        state.g.zero_()
+        return state
+
     def rate(self, W: Tensor) -> None:
         """None: the models are equal from the start, and nothing else would make them so."""
 
