@@ -27,6 +27,7 @@ from graphs.draw import (
 from graphs.expanders import (
     chordal,
     margulis,
+    ramanujan,
 )
 from graphs.families import (
     barbell,
@@ -226,6 +227,7 @@ __all__ = [
     "quadratic_fixed_point",
     "quadratic_noise",
     "quadratic_rate",
+    "ramanujan",
     "random_regular",
     "real",
     "real_names",

@@ -29,26 +29,36 @@ def constant_free_ends(W: Any, far: bool = True) -> tuple[float, float]:
     """
     n = W.shape[0]
     band = _band(W)
-    if band is None:
-        return _lanczos(lambda x: x - W @ x, n, "W")
-    bands, order = band
-    smallest = 1 / _lanczos(_inverse(bands, order[1:]), n, "the inverse of I − W", (1,), 1e-7)[1]
+    try:
+        pseudo = None if band is None else _inverse(band[0], band[1][1:])
+    except np.linalg.LinAlgError:
+        pseudo = None  # negative weights, and an eigenvalue beyond 1
+    if band is None or pseudo is None:
+        low, high = _lanczos(lambda x: W @ x, n, "W")
+        return 1 - high, 1 - low
+    order = band[1]
+    smallest = 1 / _lanczos(pseudo, n, "the inverse of I − W", (1,), 1e-7)[1]
     if not far:
         return smallest, float("nan")
     # Ritz values lie inside; where W − σ is positive definite no eigenvalue lies outside: bisect between the two
-    inside = 1 - _lanczos(lambda x: x - W @ x, n, "W", (1,), 1e-3)[1]
+    inside = _lanczos(lambda x: W @ x, n, "W", (0,), 1e-3)[0]
+    bands, _ = _bands(W, order, -1.0, 0.0)
     outside, step = inside, 1e-9
-    while not _definite(W, order, outside := inside - step):
+    while not _definite(bands, outside := inside - step):
         inside, step = outside, 8 * step
     while inside - outside > 1e-9:
         middle = (inside + outside) / 2
-        inside, outside = (inside, middle) if _definite(W, order, middle) else (middle, outside)
+        inside, outside = (inside, middle) if _definite(bands, middle) else (middle, outside)
     return smallest, 1 - (inside + outside) / 2
 
 
-def _definite(W: Any, order: np.ndarray, sigma: float) -> bool:
+def _definite(bands: np.ndarray, sigma: float) -> bool:
+    from scipy.linalg import cholesky_banded
+
+    shifted = bands.copy()
+    shifted[-1] -= sigma
     try:
-        _inverse(*_bands(W, order, -1.0, sigma))
+        cholesky_banded(shifted, overwrite_ab=True, check_finite=False)
     except np.linalg.LinAlgError:
         return False
     return True
@@ -147,28 +157,32 @@ def _lanczos(
     n: int,
     what: str,
     ends: tuple[int, ...] = (0, 1),
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-5,
 ) -> tuple[float, float]:
     from scipy import linalg
 
     eigh: Any = linalg.eigh_tridiagonal
-
     q, before = _start(n), np.zeros(n)
     q /= np.linalg.norm(q)
+    add: Any = linalg.get_blas_funcs("axpy", (q,))  # y += a·x in one pass over memory
     alpha: list[float] = []
     beta: list[float] = []
     look = 12
-    low = high = 0.0
+    low = high = scale = 0.0
     for step in range(1, STEPS + 1):
         r = apply(q)
         alpha.append(float(q @ r))
-        r -= alpha[-1] * q
+        r = add(q, r, a=-alpha[-1])
         if beta:
-            before *= beta[-1]
-            r -= before
-        r -= r.mean()
+            r = add(before, r, a=-beta[-1])
+        if step % 8 == 0:
+            # the constant creeps back by rounding, slowly, along both terms of the recurrence
+            r -= r.mean()
+            q -= q.mean()
         norm = float(np.sqrt(r @ r))
-        done = norm < 1e-14 or step >= n
+        scale = max(scale, norm, abs(alpha[-1]))
+        # nothing left but rounding: the start's Krylov space holds every eigenvalue
+        done = norm < 1e-10 * scale
         if step >= look or done:
             look = int(1.15 * step) + 8
             d, e = np.array(alpha), np.array(beta)
@@ -179,12 +193,14 @@ def _lanczos(
                 residuals.append(norm * abs(float(vector[-1, 0])))
             low, high = found
             # the eigenvalue is off by at most the residual, as a rule by its square over the distance to the next
-            sure = all(residuals[k] <= max(tolerance * abs(found[k]), 1e-13) for k in ends)
+            near = (1 + low, 1 - high) if what == "W" else found
+            sure = all(residuals[k] <= max(tolerance * abs(near[k]), 1e-13) for k in ends)
             if sure or done:
                 return low, high
         beta.append(norm)
-        before, q = q, r / norm
+        r *= 1 / norm
+        before, q = q, r
     raise ValueError(
         f"Lanczos on {what} ({n} workers) has not converged in {STEPS} steps: the eigenvalues crowd together. "
-        f"All that is known is 1 − λ₂ ≤ {low:.3g}; use a closed form or a smaller n."
+        f"All that is known is 1 − λ₂ ≤ {1 - high if what == 'W' else 1 / high:.3g}; use a closed form or a smaller n."
     )

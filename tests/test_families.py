@@ -26,6 +26,7 @@ from graphs import (
     margulis,
     metropolis,
     path,
+    ramanujan,
     random_regular,
     ring,
     slem,
@@ -206,3 +207,22 @@ def test_a_million_workers_within_seconds(make):
     topology = make(20) if make is hypercube else make(1_000_000)
     metropolis(topology) if not topology.directed else topology
     assert time.perf_counter() - start < 30
+
+
+@pytest.mark.parametrize(("p", "q", "n"), [(13, 5, 120), (17, 13, 1092)])
+def test_ramanujan_graphs_are(p, q, n):
+    t = ramanujan(p, q)
+    assert (t.n, t.connected) == (n, True)
+    assert set(t.degree.tolist()) == {p + 1}
+    values = nx.adjacency_spectrum(t.to_networkx()).real if n < 500 else None
+    if values is not None:
+        assert max(abs(v) for v in values if abs(v) < p + 1 - 1e-6) <= 2 * math.sqrt(p) + 1e-9
+    else:
+        assert slem(metropolis(t)) <= (1 + 2 * math.sqrt(p)) / (p + 2)
+
+
+def test_ramanujan_errors():
+    with pytest.raises(ValueError, match="both 1 mod 4"):
+        ramanujan(5, 7)
+    with pytest.raises(ValueError, match="too small for p = 29"):
+        ramanujan(29, 5)

@@ -2,10 +2,10 @@
 
 import sys
 
-from . import engine, hosts
+from . import engine, hosts, spectra
 from .harness import table
 
-GROUPS = {"engine": engine, "hosts": hosts}
+GROUPS = {"engine": engine, "hosts": hosts, "spectra": spectra}
 
 
 def main(wanted: list[str]) -> None:
