@@ -90,7 +90,7 @@ def draw(mixing: Any, W: Any = None, *, ax: Any = None, labels: bool | None = No
     for sign, colour, style in ((1, GREY, "solid"), (-1, RED, "dashed")):
         here = keep & (np.sign(weight) == sign)
         lines = np.stack([spots[i[here]], spots[j[here]]], 1)
-        widths = 0.3 + 2.7 * min(1.0, (50 / n) ** 0.5) * np.abs(weight[here]) / max(top, 1e-12)
+        widths = 0.3 + (2.7 if both.all() else 1.5) * min(1.0, (50 / n) ** 0.5) * np.abs(weight[here]) / max(top, 1e-12)
         ax.add_collection(
             LineCollection(
                 list(lines), linewidths=widths, colors=colour, linestyles=style, zorder=1, alpha=0.4 + 0.6 * crowd
@@ -123,7 +123,7 @@ def draw(mixing: Any, W: Any = None, *, ax: Any = None, labels: bool | None = No
 
 
 def _label(ax: Any, spots: np.ndarray, topology: Topology, dot: float) -> None:
-    """Each label at the first of eight places around its dot that touches no dot and no label; else none."""
+    """Each label at the first of eight places around its dot, outward first, that touches no dot and no label; else none."""
     ax.autoscale_view()
     figure = ax.figure
     figure.canvas.draw()
@@ -135,6 +135,8 @@ def _label(ax: Any, spots: np.ndarray, topology: Topology, dot: float) -> None:
     if not inside:
         taken = [(x - radius, y - radius, x + radius, y + radius) for x, y in points]
     turns = np.pi / 4 * np.array([0, 4, 2, 6, 1, 3, 7, 5])
+    away = points - points.mean(0)
+    outward = np.arctan2(away[:, 1], away[:, 0])
     for worker in np.argsort(-topology.degree.numpy(), kind="stable"):
         text = topology.names[worker] if topology.names is not None else str(worker)
         if inside:
@@ -143,7 +145,7 @@ def _label(ax: Any, spots: np.ndarray, topology: Topology, dot: float) -> None:
         mark = ax.text(0, 0, text, fontsize=7, color=BLACK, zorder=3, va="center", ha="center")
         box = mark.get_window_extent(renderer)
         w, h = box.width / 2 + 1, box.height / 2
-        for turn in turns:
+        for turn in sorted(turns, key=lambda turn: -round(float(np.cos(turn - outward[worker])), 3)):
             x = points[worker][0] + np.cos(turn) * (radius + w + 1)
             y = points[worker][1] + np.sin(turn) * (radius + h + 1)
             frame = (x - w, y - h, x + w, y + h)
@@ -181,9 +183,10 @@ def plot_spectrum(W: Any, *, ax: Any = None) -> Any:
     else:
         turn = np.linspace(0, 2 * np.pi, 200)
         ax.plot(np.cos(turn), np.sin(turn), color=GREY, linewidth=0.8)
-        ax.set(xlabel="real part", ylabel="imaginary part", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+        ax.set(xlabel="real part", ylabel="imaginary part", xlim=(-1.1, 1.1), ylim=(-1.1, 1.2 + 0.16 * len(named)))
+        ax.set(xticks=(-1, -0.5, 0, 0.5, 1), yticks=(-1, -0.5, 0, 0.5, 1))
         ax.set_aspect("equal")
-    ax.legend(frameon=False, loc="best")
+    ax.legend(frameon=False, loc="best" if flat else "upper center")
     return ax
 
 

@@ -25,6 +25,13 @@ def checked(W: Any) -> Tensor:
 
     Takes tensors (any layout), numpy arrays, nested lists of floats, and scipy sparse matrices.
     """
+    if hasattr(W, "edge_index") or hasattr(W, "period"):
+        remedy = (
+            "graphs.metropolis(topology)"
+            if hasattr(W, "edge_index")
+            else "schedule(k), or graphs.contraction(schedule)"
+        )
+        raise ValueError(f"{W!r} is no mixing matrix; use {remedy}.")
     if not isinstance(W, Tensor):
         from scipy.sparse import coo_array, issparse
 

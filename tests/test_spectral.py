@@ -228,6 +228,13 @@ def test_without_an_eigenvalue_one_there_is_no_gap():
     assert 0 < gap(uniform(star(5)).t()) < 1  # column stochastic is fine
 
 
+def test_a_topology_or_a_schedule_is_no_matrix():
+    with pytest.raises(ValueError, match=r"use graphs.metropolis\(topology\)"):
+        slem(ring(4))
+    with pytest.raises(ValueError, match="graphs.contraction"):
+        gap(one_peer_exponential(4))
+
+
 def test_negative_weights_can_diverge():
     W = torch.tensor([[1.5, -0.5], [-0.5, 1.5]])
     assert gap(W) == pytest.approx(-1)
