@@ -90,6 +90,20 @@ class Transport:
             dist.all_gather_object(items, item, group=self._collectives)
         return items
 
+    def collect(self, item: Any) -> list[Any]:
+        """One picklable object from each rank, in rank order, at rank 0; nothing elsewhere."""
+        items: list[Any] = [None] * self.size if self.rank == 0 else []
+        with self._explained("collect"):
+            dist.gather_object(item, items or None, group=self._collectives, group_dst=0)
+        return items
+
+    def deal(self, items: list[Any]) -> Any:
+        """To each rank its own of the picklable objects that rank 0 has a list of."""
+        mine: list[Any] = [None]
+        with self._explained("deal"):
+            dist.scatter_object_list(mine, items if self.rank == 0 else None, group=self._collectives, group_src=0)
+        return mine[0]
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(self.rank)

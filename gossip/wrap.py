@@ -282,7 +282,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             self._in_flight = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's parameters, gossip state, the wrapped optimizer's state, step counts and any message in flight.
+        """This worker's parameters, gossip state, the wrapped optimizer's state, the buffers of `model`, and what is in flight.
 
         Tensors and plain Python types only, loadable with `weights_only`. Each rank saves its own.
         """
@@ -294,6 +294,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             "steps": self.steps,
             "skipped": self.skipped,
             "in_flight": [part.clone() for part in self.net.in_flight] if self._in_flight else None,
+            "buffers": [] if self._model is None else [b.clone() for b in self._model.buffers()],
             "meter": self.net.meter.state_dict(),
         }
 
@@ -315,13 +316,15 @@ class GossipOptimizer(torch.optim.Optimizer):
             self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.steps, self.skipped = state_dict["steps"], state_dict["skipped"]
-        self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)
+        for buffer, saved in zip([] if self._model is None else self._model.buffers(), state_dict["buffers"]):
+            buffer.copy_(saved)
         self.algorithm.params(self.gossip)
         self.row.refresh()
         if state_dict["in_flight"] is not None:  # every rank saved its half of the exchange: post it again
             self.net.begin(self.rounds)
             self.net.send(*self._message(state_dict["in_flight"]))
             self._in_flight = True
+        self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)  # last: it has the message in flight already
 
     def _message(self, parts: list[Tensor]) -> tuple[Any, ...]:
         """Saved parts as what `net.send` takes: tensors, or the payload that the algorithm's compressor makes."""
