@@ -5,6 +5,7 @@ agree. `contraction` reads the exact second moment where a closed form exists.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,24 +56,23 @@ def matchings(topology: Topology, seed: int = 0) -> Schedule:
     (True, True, None)
     """
     undirected(topology, "matchings")
-    edges, n = _edges(topology), topology.n
+    return Schedule(topology.n, partial(_matching, topology.n, _edges(topology), seed), None)
 
-    def make(k: int) -> Tensor:
-        priority = _draw(seed, k).permutation(len(edges))
-        left, chosen = np.arange(len(edges)), []
-        while len(left):
-            # an edge that comes before all that touch it is taken, with them out of the way
-            best = np.full(n, len(edges))
-            np.minimum.at(best, edges[left, 0], priority[left])
-            np.minimum.at(best, edges[left, 1], priority[left])
-            take = (best[edges[left, 0]] == priority[left]) & (best[edges[left, 1]] == priority[left])
-            chosen.append(left[take])
-            busy = np.zeros(n, dtype=bool)
-            busy[edges[left[take]].ravel()] = True
-            left = left[~(busy[edges[left, 0]] | busy[edges[left, 1]])]
-        return _pairs(n, edges[np.concatenate(chosen)] if chosen else edges[:0])
 
-    return Schedule(n, make, None)
+def _matching(n: int, edges: np.ndarray, seed: int, k: int) -> Tensor:
+    priority = _draw(seed, k).permutation(len(edges))
+    left, chosen = np.arange(len(edges)), []
+    while len(left):
+        # an edge that comes before all that touch it is taken, with them out of the way
+        best = np.full(n, len(edges))
+        np.minimum.at(best, edges[left, 0], priority[left])
+        np.minimum.at(best, edges[left, 1], priority[left])
+        take = (best[edges[left, 0]] == priority[left]) & (best[edges[left, 1]] == priority[left])
+        chosen.append(left[take])
+        busy = np.zeros(n, dtype=bool)
+        busy[edges[left[take]].ravel()] = True
+        left = left[~(busy[edges[left, 0]] | busy[edges[left, 1]])]
+    return _pairs(n, edges[np.concatenate(chosen)] if chosen else edges[:0])
 
 
 def pairwise(topology: Topology, seed: int = 0) -> Schedule:
@@ -85,18 +85,19 @@ def pairwise(topology: Topology, seed: int = 0) -> Schedule:
     0.99524
     """
     undirected(topology, "pairwise")
-    edges, n = _edges(topology), topology.n
-
-    def make(k: int) -> Tensor:
-        return _pairs(n, edges[[_draw(seed, k).randint(len(edges))]] if len(edges) else edges)
-
-    def moment() -> Tensor:
-        eye = torch.eye(n, dtype=torch.float64)
-        return _centred(eye - laplacian(topology).to_dense() / (2 * max(1, len(edges))))
-
+    edges = _edges(topology)
     # a round touches one edge: the properties need many rounds to see them all
     horizon = max(64, math.ceil(len(edges) * (math.log(len(edges) + 1) + 5)))
-    return Schedule(n, make, None, horizon, moment)
+    return Schedule(topology.n, partial(_pair, topology.n, edges, seed), None, horizon, partial(_pair_moment, topology))
+
+
+def _pair(n: int, edges: np.ndarray, seed: int, k: int) -> Tensor:
+    return _pairs(n, edges[[_draw(seed, k).randint(len(edges))]] if len(edges) else edges)
+
+
+def _pair_moment(topology: Topology) -> Tensor:
+    eye = torch.eye(topology.n, dtype=torch.float64)
+    return _centred(eye - laplacian(topology).to_dense() / max(1, topology.messages))
 
 
 class Matcha(NamedTuple):
@@ -202,25 +203,25 @@ def matcha(topology: Topology, budget: float = 0.5, seed: int = 0) -> Schedule:
     >>> round(contraction(matcha(ring(8), 0.25)) ** 2, 4)
     0.9111
     """
-    plan = matcha_plan(topology, budget)
-    n = topology.n
+    plan, n = matcha_plan(topology, budget), topology.n
+    return Schedule(n, partial(_active, n, plan, seed), None, 64, partial(_matcha_moment, n, plan))
 
-    def make(k: int) -> Tensor:
-        active = _draw(seed, k).random_sample(len(plan.p)) < plan.p
-        chosen = [pairs for pairs, on in zip(plan.matchings, active) if on]
-        total = torch.zeros(n, dtype=torch.float64)
-        pairs = np.concatenate(chosen) if chosen else np.empty((0, 2), dtype=np.int64)
-        i, j, own = torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy()), torch.arange(n)
-        off = torch.full((len(pairs),), plan.alpha, dtype=torch.float64)
-        total.index_add_(0, i, off).index_add_(0, j, off)
-        return matrix(torch.cat([i, j, own]), torch.cat([j, i, own]), torch.cat([off, off, 1 - total]), n)
 
-    def moment() -> Tensor:
-        L = _laplacians(plan.matchings, n)
-        second = _second(np.tensordot(plan.p, L, 1), np.tensordot(plan.p * (1 - plan.p), L, 1), plan.alpha)
-        return _centred(torch.from_numpy(second))
+def _active(n: int, plan: Matcha, seed: int, k: int) -> Tensor:
+    active = _draw(seed, k).random_sample(len(plan.p)) < plan.p
+    chosen = [pairs for pairs, on in zip(plan.matchings, active) if on]
+    total = torch.zeros(n, dtype=torch.float64)
+    pairs = np.concatenate(chosen) if chosen else np.empty((0, 2), dtype=np.int64)
+    i, j, own = torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy()), torch.arange(n)
+    off = torch.full((len(pairs),), plan.alpha, dtype=torch.float64)
+    total.index_add_(0, i, off).index_add_(0, j, off)
+    return matrix(torch.cat([i, j, own]), torch.cat([j, i, own]), torch.cat([off, off, 1 - total]), n)
 
-    return Schedule(n, make, None, 64, moment)
+
+def _matcha_moment(n: int, plan: Matcha) -> Tensor:
+    L = _laplacians(plan.matchings, n)
+    second = _second(np.tensordot(plan.p, L, 1), np.tensordot(plan.p * (1 - plan.p), L, 1), plan.alpha)
+    return _centred(torch.from_numpy(second))
 
 
 def epidemic(n: int, s: int, seed: int = 0, local: bool = False) -> Schedule:
@@ -248,28 +249,29 @@ def epidemic(n: int, s: int, seed: int = 0, local: bool = False) -> Schedule:
         raise ValueError(
             f"n is {n} and s is {s}: no {s}-regular graph has an odd n·s; choose s={s + 1 if s + 1 < n else s - 1}."
         )
+    return Schedule(n, partial(_infected, n, s, seed, local), None, 64, partial(_epidemic_moment, n, s, local))
+
+
+def _infected(n: int, s: int, seed: int, local: bool, k: int) -> Tensor:
     i = torch.arange(n)
+    random = _draw(seed, k)
+    if not local or n == 1:
+        return uniform(random_regular(n, s if n > 1 else 0, int(random.randint(2**31)), allow_disconnected=True))
+    # s distinct others each: ranks of random numbers, oneself last
+    keys = random.random_sample((n, n))
+    np.fill_diagonal(keys, 2.0)
+    target = torch.from_numpy(np.argpartition(keys, s - 1, axis=1)[:, :s].astype(np.int64)).flatten()
+    rows, columns = torch.cat([target, i]), torch.cat([i.repeat_interleave(s), i])
+    share = 1 / torch.bincount(rows, minlength=n).double()
+    return matrix(rows, columns, share[rows], n)
 
-    def make(k: int) -> Tensor:
-        random = _draw(seed, k)
-        if not local or n == 1:
-            return uniform(random_regular(n, s if n > 1 else 0, int(random.randint(2**31)), allow_disconnected=True))
-        # s distinct others each: ranks of random numbers, oneself last
-        keys = random.random_sample((n, n))
-        np.fill_diagonal(keys, 2.0)
-        target = torch.from_numpy(np.argpartition(keys, s - 1, axis=1)[:, :s].astype(np.int64)).flatten()
-        rows, columns = torch.cat([target, i]), torch.cat([i.repeat_interleave(s), i])
-        share = 1 / torch.bincount(rows, minlength=n).double()
-        return matrix(rows, columns, share[rows], n)
 
-    def moment() -> Tensor:
-        if n == 1:
-            return torch.zeros(1, 1, dtype=torch.float64)
-        q = s / (n - 1)
-        beta = (1 - (1 - q) ** n) / s - 1 / (n - 1) if local else (1 - q) / (s + 1)
-        return beta * _centred(torch.eye(n, dtype=torch.float64))
-
-    return Schedule(n, make, None, 64, moment)
+def _epidemic_moment(n: int, s: int, local: bool) -> Tensor:
+    if n == 1:
+        return torch.zeros(1, 1, dtype=torch.float64)
+    q = s / (n - 1)
+    beta = (1 - (1 - q) ** n) / s - 1 / (n - 1) if local else (1 - q) / (s + 1)
+    return beta * _centred(torch.eye(n, dtype=torch.float64))
 
 
 def equidyn(n: int, eta: float = 0.5, seed: int = 0, directed: bool = True) -> Schedule:
@@ -286,28 +288,30 @@ def equidyn(n: int, eta: float = 0.5, seed: int = 0, directed: bool = True) -> S
     n = whole("n", n, 1)
     if not 0 < eta <= 1:
         raise ValueError(f"eta is {eta!r}; the step lies in (0, 1], 1/2 mixes fastest.")
-    i = torch.arange(n)
     one, other = 1 - eta + eta / n, eta * (n - 1) / n
+    moment = partial(_along_moment, n, one, other) if directed and n > 1 else None
+    return Schedule(n, partial(_along, n, one, other, seed, directed), None, 64, moment)
 
-    def make(k: int) -> Tensor:
-        if n == 1:
-            return matrix(i, i, torch.ones(1), 1)
-        random = _draw(seed, k)
-        a = int(random.randint(1, n))
-        if directed:
-            values = torch.tensor([one, other], dtype=torch.float64).repeat_interleave(n)
-            return matrix(torch.cat([i, i]), torch.cat([i, (i + a) % n]), values, n)
-        start, free, pairs = int(random.randint(n)), [True] * n, []
-        for step in range(n):
-            u, v = (start + step) % n, (start + step + a) % n
-            if u != v and free[u] and free[v]:
-                free[u] = free[v] = False
-                pairs.append((u, v))
-        return _pairs(n, np.array(pairs, dtype=np.int64).reshape(-1, 2), other)
 
-    def moment() -> Tensor:
-        eye = torch.eye(n, dtype=torch.float64)
-        around = (torch.ones_like(eye) - eye) / max(1, n - 1)
-        return _centred((one**2 + other**2) * eye + 2 * one * other * around)
+def _along(n: int, one: float, other: float, seed: int, directed: bool, k: int) -> Tensor:
+    i = torch.arange(n)
+    if n == 1:
+        return matrix(i, i, torch.ones(1), 1)
+    random = _draw(seed, k)
+    a = int(random.randint(1, n))
+    if directed:
+        values = torch.tensor([one, other], dtype=torch.float64).repeat_interleave(n)
+        return matrix(torch.cat([i, i]), torch.cat([i, (i + a) % n]), values, n)
+    start, free, pairs = int(random.randint(n)), [True] * n, []
+    for step in range(n):
+        u, v = (start + step) % n, (start + step + a) % n
+        if u != v and free[u] and free[v]:
+            free[u] = free[v] = False
+            pairs.append((u, v))
+    return _pairs(n, np.array(pairs, dtype=np.int64).reshape(-1, 2), other)
 
-    return Schedule(n, make, None, 64, moment if directed and n > 1 else None)
+
+def _along_moment(n: int, one: float, other: float) -> Tensor:
+    eye = torch.eye(n, dtype=torch.float64)
+    around = (torch.ones_like(eye) - eye) / max(1, n - 1)
+    return _centred((one**2 + other**2) * eye + 2 * one * other * around)

@@ -1,14 +1,14 @@
 """Schedules that average exactly after finitely many rounds: hypercubes of any radix, the phone book, Base-(k+1) graphs."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from graphs.properties import matrix
-from graphs.schedules import Schedule
+from graphs.schedules import Schedule, half_from
 from graphs.topology import whole
 
 __all__ = ["base_graph", "p_peer_hypercube", "phone_book", "simple_base_graph"]
@@ -26,7 +26,11 @@ def _symmetric(n: int, edges: Edges) -> Tensor:
 
 def _schedule(n: int, rounds: list[Edges]) -> Schedule:
     rounds = rounds or [[]]
-    return Schedule(n, lambda k: _symmetric(n, rounds[k]), len(rounds))
+    return Schedule(n, partial(_made, n, rounds), len(rounds))
+
+
+def _made(n: int, rounds: list[Edges], k: int) -> Tensor:
+    return _symmetric(n, rounds[k])
 
 
 @cache
@@ -159,12 +163,4 @@ def phone_book(n: int) -> Schedule:
         for shift in ((1 << k) % n, -(1 << k) % n):
             if shift not in shifts:
                 shifts.append(shift)
-    i = torch.arange(n)
-
-    def make(k: int) -> Tensor:
-        if n == 1:
-            return matrix(i, i, torch.ones(1), 1)
-        rows, columns = torch.cat([i, i]), torch.cat([i, (i - shifts[k]) % n])
-        return matrix(rows, columns, torch.full((2 * n,), 0.5, dtype=torch.float64), n)
-
-    return Schedule(n, make, max(1, len(shifts)))
+    return Schedule(n, partial(half_from, n, shifts), max(1, len(shifts)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ class Schedule:
         moment: () → E[Wᵀ(I − J)W] of one random round, (n, n), where a closed form is known; `contraction` reads it.
 
     The properties are computed from the matrices of one period (or of the first `horizon` rounds) and cached;
-    `offence(name)` says who breaks one. Tolerance 1e-7, see `graphs.properties`.
+    `offence(name)` says who breaks one. Tolerance 1e-7, see `graphs.properties`. The schedules of this package can be
+    pickled, and so sent to other processes.
 
     >>> from graphs import metropolis, ring
     >>> s = static(metropolis(ring(4)))
@@ -56,6 +57,10 @@ class Schedule:
                 self._known.pop(next(iter(self._known)))
             self._known[k] = W
         return W
+
+    def __getstate__(self) -> dict[str, Any]:
+        # matrices are made again where it arrives
+        return {"_known": {}} | {name: getattr(self, name) for name in ("n", "make", "period", "horizon", "moment")}
 
     @property
     def rounds(self) -> range:
@@ -122,7 +127,7 @@ class Schedule:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Schedule":
         """The schedule of change(W) for the W of every round, with the same period."""
-        return Schedule(self.n, lambda k: change(self(k)), self.period, self.horizon)
+        return Schedule(self.n, partial(_changed, self, change), self.period, self.horizon)
 
     def product(self, rounds: int | None = None) -> Tensor:
         """W(L−1) ⋯ W(1) W(0), dense (n, n): what L rounds do; L defaults to the rounds the properties look at."""
@@ -188,6 +193,23 @@ def _rounds(rounds: range) -> str:
     return f"{len(rounds)} round{'s' if len(rounds) > 1 else ''}"
 
 
+def _listed(matrices: Sequence[Tensor], k: int) -> Tensor:
+    return matrices[k]
+
+
+def _changed(schedule: Schedule, change: Callable[[Tensor], Tensor], k: int) -> Tensor:
+    return change(schedule(k))
+
+
+def half_from(n: int, shifts: Sequence[int], k: int) -> Tensor:
+    """W of the round in which i averages its own with that of i − shifts[k]; the identity for one worker."""
+    i = torch.arange(n)
+    if n == 1:
+        return matrix(i, i, torch.ones(1), 1)
+    rows, columns = torch.cat([i, i]), torch.cat([i, (i - shifts[k]) % n])
+    return matrix(rows, columns, torch.full((2 * n,), 0.5, dtype=torch.float64), n)
+
+
 def _equal(A: Tensor, B: Tensor) -> bool:
     if A is B:
         return True
@@ -207,7 +229,7 @@ def static(W: Any) -> Schedule:
     'the union of 1 round does not connect the 3 workers'
     """
     W = checked(W)
-    return Schedule(W.shape[0], lambda k: W, 1)
+    return Schedule(W.shape[0], partial(_listed, (W,)), 1)
 
 
 def cycle(matrices: Sequence[Any]) -> Schedule:
@@ -224,7 +246,7 @@ def cycle(matrices: Sequence[Any]) -> Schedule:
     sizes = {W.shape[0] for W in Ws}
     if len(sizes) > 1:
         raise ValueError(f"the matrices of a cycle have sizes {sorted(sizes)}; all must mix the same n workers.")
-    return Schedule(Ws[0].shape[0], lambda k: Ws[k], len(Ws))
+    return Schedule(Ws[0].shape[0], partial(_listed, tuple(Ws)), len(Ws))
 
 
 def one_peer_exponential(n: int) -> Schedule:
@@ -239,15 +261,8 @@ def one_peer_exponential(n: int) -> Schedule:
     ([0.25], 2, True)
     """
     n = whole("n", n, 1)
-    i = torch.arange(n)
-
-    def make(k: int) -> Tensor:
-        if n == 1:
-            return matrix(i, i, torch.ones(1), 1)
-        rows, columns = torch.cat([i, i]), torch.cat([i, (i - (1 << k)) % n])
-        return matrix(rows, columns, torch.full((2 * n,), 0.5, dtype=torch.float64), n)
-
-    return Schedule(n, make, max(1, (n - 1).bit_length()))
+    shifts = [1 << k for k in range((n - 1).bit_length())]
+    return Schedule(n, partial(half_from, n, shifts), max(1, len(shifts)))
 
 
 def as_schedule(mixing: Any) -> Schedule:

@@ -1,5 +1,6 @@
 """Schedules made from schedules: communicate only every few rounds, lose messages at random."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,17 @@ def every(rounds: int, schedule: Any) -> Schedule:
     (12, 12, True)
     """
     tau, inner = whole("rounds", rounds, 1), as_schedule(schedule)
-    i = torch.arange(inner.n)
-    still = matrix(i, i, torch.ones(inner.n), inner.n)
     period = None if inner.period is None else tau * inner.period
-    return Schedule(inner.n, lambda k: inner(k // tau) if k % tau == tau - 1 else still, period, tau * inner.horizon)
+    return Schedule(inner.n, partial(_last_of, tau, inner, _still(inner.n)), period, tau * inner.horizon)
+
+
+def _still(n: int) -> Tensor:
+    i = torch.arange(n)
+    return matrix(i, i, torch.ones(n), n)
+
+
+def _last_of(tau: int, inner: Schedule, still: Tensor, k: int) -> Tensor:
+    return inner(k // tau) if k % tau == tau - 1 else still
 
 
 def drop(p: float, schedule: Any, seed: int = 0) -> Schedule:
@@ -43,29 +51,31 @@ def drop(p: float, schedule: Any, seed: int = 0) -> Schedule:
     if not 0 <= p < 1:
         raise ValueError(f"p is {p!r}; the probability of a loss lies in [0, 1).")
     inner = as_schedule(schedule)
-    n = inner.n
-
-    def make(k: int) -> Tensor:
-        W = inner(k)
-        rows, columns, values = (part.clone() for part in entries(W))
-        random = np.random.RandomState([seed % 2**32, k % 2**32, k >> 32])
-        paired = inner.symmetric
-        off = rows != columns
-        key = torch.minimum(rows, columns) * n + torch.maximum(rows, columns) if paired else rows * n + columns
-        _, link = torch.unique(key, return_inverse=True)
-        lost = torch.from_numpy(random.random_sample(int(link.max()) + 1) < p)[link] & off
-        home = rows if inner.row_stochastic else columns
-        rows, columns = torch.where(lost, home, rows), torch.where(lost, home, columns)
-        return matrix(rows, columns, values, n)
-
-    def moment() -> Tensor:
-        W = inner(0).to_dense()
-        eye = torch.eye(n, dtype=torch.float64)
-        square = (W - torch.diag(W.diagonal())) ** 2
-        L = eye - W
-        # E[(Σ b_e w_e L_e)²] with L_e² = 2 L_e
-        spread = torch.diag(square.sum(1)) - square
-        return eye - 2 * (1 - p) * L + (1 - p) ** 2 * (L @ L) + 2 * p * (1 - p) * spread - 1 / n
-
     known = inner.period == 1 and inner.symmetric and inner.doubly_stochastic
-    return Schedule(n, make, None, inner.horizon, moment if known else None)
+    moment = partial(_lossy_moment, p, inner) if known else None
+    return Schedule(inner.n, partial(_lossy, p, inner, seed), None, inner.horizon, moment)
+
+
+def _lossy(p: float, inner: Schedule, seed: int, k: int) -> Tensor:
+    W = inner(k)
+    rows, columns, values = (part.clone() for part in entries(W))
+    random = np.random.RandomState([seed % 2**32, k % 2**32, k >> 32])
+    paired = inner.symmetric
+    off = rows != columns
+    key = torch.minimum(rows, columns) * inner.n + torch.maximum(rows, columns) if paired else rows * inner.n + columns
+    _, link = torch.unique(key, return_inverse=True)
+    lost = torch.from_numpy(random.random_sample(int(link.max()) + 1) < p)[link] & off
+    home = rows if inner.row_stochastic else columns
+    rows, columns = torch.where(lost, home, rows), torch.where(lost, home, columns)
+    return matrix(rows, columns, values, inner.n)
+
+
+def _lossy_moment(p: float, inner: Schedule) -> Tensor:
+    n = inner.n
+    W = inner(0).to_dense()
+    eye = torch.eye(n, dtype=torch.float64)
+    square = (W - torch.diag(W.diagonal())) ** 2
+    L = eye - W
+    # E[(Σ b_e w_e L_e)²] with L_e² = 2 L_e
+    spread = torch.diag(square.sum(1)) - square
+    return eye - 2 * (1 - p) * L + (1 - p) ** 2 * (L @ L) + 2 * p * (1 - p) * spread - 1 / n

@@ -1,17 +1,26 @@
 """Schedules made from schedules (graphs/wrappers.py)."""
 
+import pickle
+
 import pytest
 import torch
 
 from graphs import (
+    base_graph,
     contraction,
+    cycle,
     drop,
+    epidemic,
+    equidyn,
     every,
     exponential,
     lazy,
+    matcha,
     matchings,
     metropolis,
     one_peer_exponential,
+    pairwise,
+    phone_book,
     push,
     ring,
     star,
@@ -39,6 +48,35 @@ def test_every_mixes_in_the_last_of_tau_rounds():
     assert every(2, matchings(ring(8))).contractive
     with pytest.raises(ValueError, match="rounds is 0"):
         every(0, inner)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        static(metropolis(ring(8))),
+        cycle([metropolis(ring(8)), metropolis(star(8))]),
+        one_peer_exponential(8),
+        lazy(one_peer_exponential(8)),
+        phone_book(8),
+        base_graph(8),
+        matchings(ring(8), 1),
+        pairwise(ring(8), 1),
+        matcha(ring(8), 0.5, 1),
+        epidemic(8, 2, 1),
+        epidemic(8, 2, 1, local=True),
+        equidyn(8, 0.5, 1),
+        every(3, drop(0.2, metropolis(ring(8)), 1)),
+    ],
+)
+def test_every_schedule_travels_to_another_process(schedule):
+    schedule(1)
+    copy = pickle.loads(pickle.dumps(schedule))
+    assert (copy.n, copy.period, copy.horizon) == (schedule.n, schedule.period, schedule.horizon)
+    for k in (0, 1, 7, 30):
+        assert torch.equal(copy(k).to_dense(), schedule(k).to_dense())
+        assert not copy(k).is_sparse or copy(k).is_coalesced()
+    assert contraction(copy) == contraction(schedule)
+    assert copy(0) is copy(0)
 
 
 def test_lazy_of_a_schedule():
