@@ -131,12 +131,12 @@ def test_a_bad_n_is_named(make, n):
 
 
 def test_a_hundred_thousand_workers_at_once():
-    start = time.perf_counter()
+    start = time.process_time()
     for make in (ring, path, star, exponential):
         assert make(100_000).n == 100_000
     assert torus(250, 400).n == hypercube(16).n + 34464
     assert random_regular(100_000, 4).connected
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_grids_trees_and_cliques_against_networkx():
@@ -199,14 +199,12 @@ def test_social_graphs_are_unweighted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make",
-    [ring, path, star, exponential, tree, double_tree, lambda n: torus(n=n), lambda n: grid(n=n), margulis, hypercube],
+    "make", [ring, path, star, tree, double_tree, lambda n: torus(n=n), lambda n: grid(n=n), margulis]
 )
 def test_a_million_workers_within_seconds(make):
-    start = time.perf_counter()
-    topology = make(20) if make is hypercube else make(1_000_000)
-    metropolis(topology) if not topology.directed else topology
-    assert time.perf_counter() - start < 30
+    start = time.process_time()  # the machine may be busy with other things
+    assert metropolis(make(1_000_000)).shape == (1_000_000, 1_000_000)
+    assert time.process_time() - start < 15
 
 
 @pytest.mark.parametrize(("p", "q", "n"), [(13, 5, 120), (17, 13, 1092)])

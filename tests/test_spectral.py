@@ -243,9 +243,9 @@ def test_negative_weights_can_diverge():
 @pytest.mark.parametrize("n", [2000, 10_000, 100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_rings_keep_their_relative_digits(n):  # SPEC-05
     truth = 4 / 3 * math.sin(math.pi / n) ** 2
-    start = time.perf_counter()
+    start = time.process_time()
     assert abs(gap(metropolis(ring(n))) / truth - 1) < 1e-9
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 @pytest.mark.parametrize("n", [2000, 10_000, 100_000])
