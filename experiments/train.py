@@ -11,6 +11,7 @@ import re
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,15 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     log.info("%d process(es), %d thread(s) each", processes, threads)
     torch.set_num_threads(threads)
     setup = build(config)
+    begun: list[dict[str, Any]] = []
     if config["resume"] is not None:
         config = config | {"resume": str(Path(config["resume"]).resolve())}
-        resumable(config, setup)
+        begun = _rows_until(resumable(config, setup), config, folder)
+    recorded = partial(_recorded, config, setup, folder, progress, begun)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
         try:
-            result = _recorded(
-                config,
-                setup,
-                folder,
-                progress,
+            result = recorded(
                 transport.rank,
                 lambda emit: hosted(transport.rank, transport, emit, config, str(folder), keep),
             )
@@ -66,14 +65,8 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
         gossip.disconnect()
         return result
     if config["launch"]["kind"] == "here":
-        return _recorded(
-            config, setup, folder, progress, 0, lambda emit: train(config, setup, emit, folder=folder, keep=keep)
-        )
-    return _recorded(
-        config,
-        setup,
-        folder,
-        progress,
+        return recorded(0, lambda emit: train(config, setup, emit, folder=folder, keep=keep))
+    return recorded(
         0,
         lambda emit: launch.run_processes(
             hosted,
@@ -87,8 +80,23 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     )
 
 
-def _recorded(config: dict[str, Any], setup: Setup, folder: Path, progress: str, rank: int, go: Any) -> Any:
-    """Run with record, tracker and progress bar at rank 0."""
+def _rows_until(round: int, config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """What the run that is resumed had on record by then, so that the new record is a whole one."""
+    before = Path(config["resume"])
+    if config["resume_average"] and before == folder.resolve():
+        raise ValueError(
+            f"resume_average=true in the folder of the run itself, {before}: its record would hold two runs; leave out "
+            "hydra.run.dir, and the new run gets a folder of its own"
+        )
+    return (
+        [row for row in records.read(before).rows if row["round"] <= round] if (before / records.RUN).exists() else []
+    )
+
+
+def _recorded(
+    config: dict[str, Any], setup: Setup, folder: Path, progress: str, begun: list[dict[str, Any]], rank: int, go: Any
+) -> Any:
+    """Run with record, tracker and progress bar at rank 0; `begun` are the rows of the run that is resumed."""
     if rank != 0:
         return go(lambda row: None)
     report = getattr(setup.task, "report", None)
@@ -113,6 +121,8 @@ def _recorded(config: dict[str, Any], setup: Setup, folder: Path, progress: str,
             shown = {k.split("/")[-1]: v for k, v in row.items() if k.startswith("eval/average/")}
             bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()})
 
+        for row in begun:
+            emit(row)
         result = go(emit)
     if config["progress"] and not progress:
         print(_summary(writer.last, folder), flush=True)
@@ -196,7 +206,14 @@ def cli() -> None:
                 "hydra/hydra_logging=none",
                 "hydra.run.dir=.",
             ]
-    hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "conf"), config_name="train")(_main)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "conf"), config_name="train")(_main)()
+    except KeyboardInterrupt:
+        if not launch.under_torchrun() or os.environ["RANK"] == "0":
+            print("\ninterrupted", file=sys.stderr, flush=True)
+        if launch.under_torchrun():
+            os._exit(130)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
