@@ -107,7 +107,7 @@ def setting(config: Any, seeds: bool = False) -> Any:
     >>> setting({"n": 4, "seed": 1, "track": "off", "task": {"seed": 1, "batch": 32}})
     {'n': 4, 'task': {'batch': 32}}
     """
-    left_out = {"track", "progress", "resume", "checkpoint_every"} | (set() if seeds else {"seed"})
+    left_out = {"track", "progress", "resume", "resume_average", "checkpoint_every"} | (set() if seeds else {"seed"})
     if isinstance(config, Mapping):
         return {k: setting(v, seeds) for k, v in config.items() if k not in left_out}
     return [setting(v, seeds) for v in config] if isinstance(config, (list, tuple)) else config

@@ -30,6 +30,7 @@ class Schema:
     evaluate_every: int = 25
     checkpoint_every: int = 0
     resume: str | None = None
+    resume_average: bool = False
     track: str = "offline"
     progress: bool = True
     algorithm: Any = None

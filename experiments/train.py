@@ -50,7 +50,7 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     begun: list[dict[str, Any]] = []
     if config["resume"] is not None:
         config = config | {"resume": str(Path(config["resume"]).resolve())}
-        begun = _rows_until(resumable(config, setup), config, folder)
+        begun = _begun(config, setup, folder)
     recorded = partial(_recorded, config, setup, folder, progress, begun)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
@@ -80,14 +80,15 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     )
 
 
-def _rows_until(round: int, config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What the run that is resumed had on record by then, so that the new record is a whole one."""
+def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str, Any]]:
+    """What the run that is resumed has on record up to its checkpoint, so that the new record is a whole one."""
     before = Path(config["resume"])
     if config["resume_average"] and before == folder.resolve():
         raise ValueError(
             f"resume_average=true in the folder of the run itself, {before}: its record would hold two runs; leave out "
             "hydra.run.dir, and the new run gets a folder of its own"
         )
+    round = resumable(config, setup)
     return (
         [row for row in records.read(before).rows if row["round"] <= round] if (before / records.RUN).exists() else []
     )

@@ -69,24 +69,24 @@ def build(config: Mapping[str, Any]) -> Setup:
     return Setup(task, algorithm, schedule, topology)
 
 
-def resumable(config: Mapping[str, Any], setup: Setup) -> None:
-    """Refuse to resume from what is no checkpoint, from one of another run, or where nothing is left to do."""
-    path = Path(config["resume"]) / CHECKPOINT
-    try:
-        table = checkpoint.load(path)
-    except (ValueError, FileNotFoundError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({error}): resume from another run's folder"
-        ) from error
+def resumable(config: Mapping[str, Any], setup: Setup) -> int:
+    """The round to resume from; refuses what is no checkpoint, one of another run, and where nothing is left to do."""
     state = setup.algorithm.init(setup.task.initial().expand(config["n"], -1).clone())
-    done = checkpoint.restore(table, state, gossip.Network(setup.schedule))
+    done = checkpoint.restore(saved(config, setup.algorithm), state, gossip.Network(setup.schedule))
     if done >= config["rounds"]:
         raise ValueError(
             f"rounds={config['rounds']}, and the checkpoint in {config['resume']} is at round {done} already: "
             "ask for more rounds"
         )
+    return done
+
+
+def saved(config: Mapping[str, Any], algorithm: gossip.Algorithm) -> dict[str, Any]:
+    """The checkpoint to go on from, made one of this run's n workers if the config asks for that."""
+    table = checkpoint.read(Path(config["resume"]) / CHECKPOINT)
+    if table["n"] != config["n"] and config["resume_average"]:
+        return checkpoint.reshard(checkpoint.stacked(table), algorithm, config["n"])
+    return table
 
 
 def train(
@@ -111,9 +111,10 @@ def train(
     net = gossip.Network(schedule, placement, transport, config["seed"])
     rank = net.placement.rank
     state = algorithm.init(task.initial().expand(len(net.rows), -1).clone())
-    start = 0
+    start, seconds = 0, 0.0
     if config["resume"] is not None:
-        start = checkpoint.restore(checkpoint.load(Path(config["resume"]) / CHECKPOINT), state, net)
+        table = saved(config, algorithm)
+        start, seconds = checkpoint.restore(table, state, net), table.get("seconds", 0.0)
         log.info("resumed from %s at round %d", config["resume"], start)
     losses = torch.full((len(net.rows),), float("nan"))
     trajectory = []
@@ -148,7 +149,7 @@ def train(
 
     if start == 0:
         evaluate(0, 0.0)
-    seconds, began = 0.0, time.perf_counter()
+    began = time.perf_counter()
     with torch.no_grad():
         clock = gossip.lockstep(algorithm, oracle, net, state, rounds, start, steps, config["overlap"])
         for done, state in clock:
@@ -162,7 +163,7 @@ def train(
             if saves and folder is not None:
                 table = checkpoint.table(state, net, done)
                 if rank == 0:
-                    checkpoint.save(Path(folder) / CHECKPOINT, table)
+                    checkpoint.write(Path(folder) / CHECKPOINT, table | {"seconds": seconds})
             began = time.perf_counter()
     return torch.stack(trajectory) if trajectory else None
 

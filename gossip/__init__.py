@@ -13,6 +13,7 @@ from .network import Network
 from .optimizer import LocalOptimizer, scheduled, sgd
 from .oracle import Oracle
 from .placement import Placement
+from .resume import load, save
 from .simulate import Record, Task, consensus, consensus_distance, simulate
 from .transport import PeerError, Transport, connect, disconnect
 from .wrap import GossipOptimizer, wrap
@@ -50,8 +51,10 @@ __all__ = [
     "consensus",
     "consensus_distance",
     "disconnect",
+    "load",
     "lockstep",
     "rng",
+    "save",
     "scheduled",
     "sgd",
     "simulate",

@@ -156,12 +156,12 @@ def all_cases(
         if written(number, placement):
             table = checkpoint.table(state, net, MIDDLE)
             if placement.rank == 0:
-                checkpoint.save(write / f"{number}.pt", table)
+                checkpoint.write(write / f"{number}.pt", table)
         through = local(advance(case, net, state, MIDDLE, ROUNDS), net)
         resumed = None
         if resume.is_dir() and resumes(number, placement.blocks):
             net, state = begun(case, placement, transport)
-            begin = checkpoint.restore(checkpoint.load(resume / f"{number}.pt"), state, net)
+            begin = checkpoint.restore(checkpoint.read(resume / f"{number}.pt"), state, net)
             resumed = local(advance(case, net, state, begin, ROUNDS), net)
         results.append((through, resumed))
     return results

@@ -32,7 +32,7 @@ def begun(algorithm, placement=None, transport=None, d=D):
 def written(algorithm, path, rounds=3):
     net, state = begun(algorithm)
     state = run(algorithm, net, state, 0, rounds)
-    checkpoint.save(path, checkpoint.table(state, net, rounds))
+    checkpoint.write(path, checkpoint.table(state, net, rounds))
     return net, state
 
 
@@ -49,7 +49,7 @@ ALGORITHMS = {
 def test_the_table_is_the_same_from_any_placement_and_restores_in_any(name, blocks, tmp_path):
     algorithm = ALGORITHMS[name]
     net, state = written(algorithm, tmp_path / "whole.pt")
-    whole = checkpoint.load(tmp_path / "whole.pt")
+    whole = checkpoint.read(tmp_path / "whole.pt")
     end = tree.leaves(run(algorithm, net, state, 3, 6))
 
     def rank(placement, transport):
@@ -128,7 +128,7 @@ def test_a_crash_while_writing_leaves_the_former_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: replaced.append(path.read_bytes() == whole))
     written(ALGORITHMS["dpsgd"], path)
     assert replaced == [True], "the old file stands until the new one is on disk"
-    assert checkpoint.load(path)["round"] == 3
+    assert checkpoint.read(path)["round"] == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pt"]
 
 
@@ -137,7 +137,7 @@ def test_a_crash_while_writing_leaves_the_former_file(tmp_path, monkeypatch):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint at .*nothing.pt"):
-        checkpoint.load(tmp_path / "nothing.pt")
+        checkpoint.read(tmp_path / "nothing.pt")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_missing_file_is_named(tmp_path):
 def test_another_version_or_a_foreign_file_is_refused(content, tmp_path):
     torch.save(content, tmp_path / "d.pt")
     with pytest.raises(ValueError, match=r"d\.pt is a checkpoint of version .*reads version 1"):
-        checkpoint.load(tmp_path / "d.pt")
+        checkpoint.read(tmp_path / "d.pt")
 
 
 def test_code_in_a_file_is_not_run(tmp_path):
     torch.save({"version": checkpoint.VERSION, "evil": os.system}, tmp_path / "e.pt")
     with pytest.raises(Exception, match="[Ww]eights.only"):
-        checkpoint.load(tmp_path / "e.pt")
+        checkpoint.read(tmp_path / "e.pt")
 
 
 def test_another_number_of_workers_is_refused(tmp_path):
@@ -161,7 +161,7 @@ def test_another_number_of_workers_is_refused(tmp_path):
         net = Network(graphs.static(graphs.metropolis(graphs.ring(n))))
         state = ALGORITHMS["dpsgd"].init(torch.zeros(n, D, dtype=torch.float64))
         with pytest.raises(ValueError, match=rf"holds n=6 workers and this run has n={n}: resume with the same n"):
-            checkpoint.restore(checkpoint.load(tmp_path / "f.pt"), state, net)
+            checkpoint.restore(checkpoint.read(tmp_path / "f.pt"), state, net)
 
 
 def restored(saved, wanted, path, d=D):
@@ -169,7 +169,7 @@ def restored(saved, wanted, path, d=D):
     net, state = begun(wanted, d=d)
     before = {k: v.clone() for k, v in tree.leaves(state).items()}
     try:
-        checkpoint.restore(checkpoint.load(path), state, net)
+        checkpoint.restore(checkpoint.read(path), state, net)
     except ValueError:
         assert all(torch.equal(v, before[k]) for k, v in tree.leaves(state).items()), (
             "a refused restore changed the state"
@@ -189,7 +189,8 @@ def test_another_algorithm_is_refused(saved, wanted, leaf, tmp_path):
 
 def test_another_model_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"rows of shape \(5,\) for x, and this run needs rows of shape \(7,\): resume with the same"
+        ValueError,
+        match=r"rows of shape \(5,\) for x, and this run needs float64 rows of shape \(7,\): resume with the same",
     ):
         restored(gossip.DPSGD(), gossip.DPSGD(), tmp_path / "h.pt", d=7)
 

@@ -269,7 +269,7 @@ def test_law_8_resumed_here_from_real_processes(here, placed):
         if not written(number, Placement(PLACEMENTS["2×4"])):
             continue
         net, state = begun(case, Placement.here(N), None)
-        begin = checkpoint.restore(checkpoint.load(placed[0] / f"{number}.pt"), state, net)
+        begin = checkpoint.restore(checkpoint.read(placed[0] / f"{number}.pt"), state, net)
         assert begin == MIDDLE
         ends[number] = assembled([local(advance(case, net, state, begin, ROUNDS), net)], [range(N)])
     assert {type(cases()[number].algorithm) for number in ends} == {*ALGORITHMS, Pairwise}

@@ -92,12 +92,15 @@ def test_evaluations_and_checkpoints_change_nothing(tmp_path):
 def test_resume_equals_the_unbroken_run_also_in_another_placement(tmp_path, before, after):
     unbroken = run(config(*CHOCO), tmp_path / "unbroken", keep=True)
     run(config(*CHOCO, *before, "rounds=5", "checkpoint_every=3"), tmp_path / "first")
-    table = gossip.checkpoint.load(tmp_path / "first" / trainer.CHECKPOINT)  # torch's safe mode
+    table = gossip.checkpoint.read(tmp_path / "first" / trainer.CHECKPOINT)  # torch's safe mode
     assert table["round"] == 5  # the end of a run is always kept
     resumed = run(config(*CHOCO, *after, f"resume={tmp_path / 'first'}"), tmp_path / "second", keep=True)
     assert len(resumed) == 2  # rounds 6 and 8
     torch.testing.assert_close(resumed, unbroken[-2:], rtol=0, atol=1e-10)
-    assert_same(rows(tmp_path / "second"), rows(tmp_path / "unbroken", at_least=6))
+    whole = [row for row in rows(tmp_path / "second") if row["round"] != 5]  # the first run's last is on record too
+    assert_same(whole, rows(tmp_path / "unbroken"))
+    seconds = [row["seconds"] for row in records.read(tmp_path / "second").rows]
+    assert seconds == sorted(seconds)
 
 
 def test_resume_in_the_same_folder_appends(tmp_path):
@@ -108,6 +111,24 @@ def test_resume_in_the_same_folder_appends(tmp_path):
     run(config(*CHOCO, f"resume={tmp_path / 'run'}"), tmp_path / "run")
     assert_same(rows(tmp_path / "run"), rows(tmp_path / "unbroken"))
     assert records.read(tmp_path / "run").status["done"] == 8
+
+
+def test_another_n_starts_at_the_average_on_request(tmp_path):
+    run(config(*CHOCO, "rounds=4", "checkpoint_every=2"), tmp_path / "four")
+    fewer = ("n=2", f"resume={tmp_path / 'four'}", "resume_average=true")
+    with pytest.warns(UserWarning, match=r"n=4 workers is resumed by n=2.*memory of Choco \(hat, lag, r\) starts anew"):
+        x = run(config(*CHOCO, *fewer, "evaluate_every=1"), tmp_path / "two", keep=True)
+    assert x.shape == (4, 2, 10)  # rounds 5 to 8
+    before, after = rows(tmp_path / "four"), rows(tmp_path / "two")
+    assert [row["round"] for row in after] == [0, 2, 4, 5, 6, 7, 8]
+    assert after[:3] == before
+    bits = [row["bits"] for row in after]
+    assert bits == sorted(set(bits))
+    with pytest.raises(ValueError, match="its record would hold two runs; leave out hydra.run.dir"):
+        run(config(*CHOCO, *fewer), tmp_path / "four")
+    with pytest.warns(UserWarning, match="n=2"):  # every process says so, in its own log
+        again = run(config(*CHOCO, *fewer, "launch=workers"), tmp_path / "processes", keep=True)
+    torch.testing.assert_close(again[-1], x[-1], rtol=0, atol=1e-12)
 
 
 def refused(overrides, tmp_path, monkeypatch):
@@ -195,12 +216,15 @@ def test_wrong_input_is_one_paragraph_before_any_process(tmp_path, monkeypatch, 
 def test_resume_refused(tmp_path, monkeypatch):
     run(config("rounds=4", "checkpoint_every=2"), tmp_path / "run")
     resume = f"resume={tmp_path / 'run'}"
-    assert "holds n=4 workers and this run has n=6: resume with the same n" in refused(
-        ["n=6", resume], tmp_path, monkeypatch
+    assert re.search(
+        r"holds n=4 workers and this run has n=6: resume with the same n, or .*resume_average=true",
+        refused(["n=6", resume], tmp_path, monkeypatch),
     )
     assert "at round 4 already: ask for more rounds" in refused(["rounds=4", resume], tmp_path, monkeypatch)
-    assert "resume with the same algorithm and model" in refused(["algorithm=choco", resume], tmp_path, monkeypatch)
-    assert "resume with the same algorithm and model" in refused(["task.d=11", resume], tmp_path, monkeypatch)
+    assert "resume with the same algorithm, model and dtype" in refused(
+        ["algorithm=choco", resume], tmp_path, monkeypatch
+    )
+    assert "resume with the same algorithm, model and dtype" in refused(["task.d=11", resume], tmp_path, monkeypatch)
     (tmp_path / "run" / trainer.CHECKPOINT).write_bytes(b"torn")
     assert "checkpoint.pt cannot be read as a checkpoint" in refused([resume], tmp_path, monkeypatch)
 
