@@ -34,11 +34,15 @@ def undirected(topology: Topology, rule: str) -> Topology:
     return topology
 
 
-def with_self(topology: Topology, off: Tensor) -> Tensor:
-    """W with off[e] on message e and, on the diagonal, what each row lacks to sum to one."""
-    own = 1 - torch.zeros(topology.n, dtype=torch.float64).index_add_(0, topology.target, off)
+def with_self(topology: Topology, off: Tensor, symmetric: bool = True) -> Tensor:
+    """W with off[e] on message e and, on the diagonal, what each row lacks to sum to one.
+
+    Where both directions weigh the same, the edges are taken by source, in which order they are sorted already.
+    """
+    receiver, sender = topology.edge_index if symmetric else topology.edge_index.flip(0)
+    own = 1 - torch.zeros(topology.n, dtype=torch.float64).index_add_(0, receiver, off)
     i = torch.arange(topology.n)
-    rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
+    rows, columns = torch.cat([receiver, i]), torch.cat([sender, i])
     return matrix(rows, columns, torch.cat([off, own]), topology.n)
 
 
@@ -196,7 +200,7 @@ def by_samples(topology: Topology, counts: Any) -> Tensor:
             f"counts of shape {tuple(m.shape)}: give one positive count for each of the {topology.n} workers."
         )
     i, j, d = topology.target, topology.source, topology.degree.double()
-    return with_self(topology, torch.minimum(1 / (d[i] + 1), m[j] / m[i] / (d[j] + 1)))
+    return with_self(topology, torch.minimum(1 / (d[i] + 1), m[j] / m[i] / (d[j] + 1)), symmetric=False)
 
 
 def sinkhorn(topology: Topology) -> Tensor:
