@@ -45,7 +45,7 @@ class LocalOptimizer:
         if not like.is_floating_point():
             raise ValueError(f"rows of dtype {like.dtype} cannot be averaged or stepped: convert them, rows.double()")
         if probe:
-            _refuse_unless_row_wise(factory, like)
+            refuse_unless_row_wise(factory, like)
         self.factory = factory
         self._param = torch.nn.Parameter(like.detach())
         built = factory([self._param])
@@ -97,7 +97,7 @@ class LocalOptimizer:
         return new
 
 
-def _refuse_unless_row_wise(factory: OptimizerFactory, like: Tensor) -> None:
+def refuse_unless_row_wise(factory: OptimizerFactory, like: Tensor) -> None:
     """Two rows together must step as each does alone."""
     start = torch.tensor([[1.0, -2.0, 3.0], [30.0, 10.0, -20.0]], dtype=like.dtype, device=like.device)
 

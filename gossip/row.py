@@ -1,13 +1,16 @@
 """One worker's parameters as a row: views where dtype and storage allow it, refreshed copies where they do not."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .layout import Layout
+from .optimizer import refuse_unless_row_wise
 
 
 class ModelRow:
@@ -20,6 +23,19 @@ class ModelRow:
 
     Args:
         optimizer: the user's, over this worker's parameters; frozen ones (`requires_grad=False`) have no part in the row.
+
+    Attributes:
+        x: the row (1, d), from which an algorithm starts.
+        own: (1, d) without numbers: stands for the parameters' own gradients, where they are.
+
+    >>> linear = torch.nn.Linear(3, 2)
+    >>> row = ModelRow(torch.optim.SGD(linear.parameters(), lr=0.5))
+    >>> row.show(row.x)
+    >>> linear(torch.ones(3)).sum().backward()
+    >>> before = row.x.clone()
+    >>> row.step(row.x, row.gradient())
+    >>> torch.allclose(row.x, before - 0.5), bool((linear.bias == row.x[0, 6:]).all())
+    (True, True)
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -32,20 +48,40 @@ class ModelRow:
             dtype = torch.promote_types(dtype, p.dtype)
         self.layout = Layout.of([(f"parameter {i}", _local(p).detach().to(dtype)) for i, p in enumerate(self.params)])
         self.x = self.layout.flatten([("", _local(p)) for p in self.params])[None]
-        self.g = torch.zeros_like(self.x)
-        self.views_g = list(self.layout.views(self.g[0]).values())
+        self.own = torch.empty_like(self.x, device="meta")
+        if any(_sharded(p) for p in self.params):
+            _refuse_unless_element_wise(optimizer, self.x)
+        self.masters = [torch.nn.Parameter(view) for view in self.layout.views(self.x[0]).values()]
+        self._stands_for = dict(zip(self.params, self.masters))
+        self._of_masters = self.x.data_ptr()
+        for p, master in self._stands_for.items():
+            if p in optimizer.state:  # it has stepped before
+                optimizer.state[master] = {
+                    k: _local(v).to(dtype) if isinstance(v, Tensor) and v.shape == p.shape else v
+                    for k, v in optimizer.state.pop(p).items()
+                }
         self.copies: list[tuple[Tensor, Tensor]] = []  # (parameter's storage, its view of the row)
-        self.masters: list[torch.nn.Parameter] = []
-        self._of_masters = 0
+        self._shown: list[int] = []
+
+    @cached_property
+    def g(self) -> Tensor:
+        """Room for a gradient row (1, d), made when an algorithm needs it."""
+        return torch.zeros_like(self.x)
+
+    @cached_property
+    def views_g(self) -> list[Tensor]:
+        """The parameters' places in `g`."""
+        return list(self.layout.views(self.g[0]).values())
 
     def show(self, z: Tensor) -> None:
         """The model's parameters become those of the row z (1, d) from now on."""
         self.copies = []
         for p, view in zip(self.params, self.layout.views(z[0]).values()):
-            if p.dtype == view.dtype and not hasattr(p, "to_local"):
+            if p.dtype == view.dtype and not _sharded(p):
                 p.data = view
             else:
                 self.copies.append((_local(p).detach(), view))
+        self._shown = [0 if _sharded(p) else p.data_ptr() for p in self.params]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -54,46 +90,46 @@ class ModelRow:
             p.copy_(view)
 
     @torch.no_grad()
-    def gradient(self, scale: Tensor | None = None) -> Tensor:
-        """The parameters' gradients as a row (1, d), None as zero; divided by `scale` (of a GradScaler) if given."""
-        for p, view in zip(self.params, self.views_g):
-            if p.grad is None:
+    def gradient(self, scale: Tensor | None = None, read: bool = False) -> Tensor:
+        """The parameters' gradients (1, d), divided by `scale` (of a GradScaler) if given: `own`, without a copy.
+
+        An algorithm that is to `read` the numbers gets them in `g`, with zeros where a parameter has no gradient.
+        """
+        for p, master in self._stands_for.items():
+            master.grad = None if p.grad is None else _local(p.grad).to(master.dtype)
+            if scale is not None and master.grad is not None:
+                master.grad.div_(scale)  # in the parameter's own gradient too, as `GradScaler.unscale_` does
+        if not read:
+            return self.own
+        for master, view in zip(self.masters, self.views_g):
+            if master.grad is None:
                 view.zero_()
             else:
-                view.copy_(_local(p.grad).to_dense())  # embeddings may have sparse ones
-        return self.g if scale is None else self.g.div_(scale)
+                view.copy_(master.grad.to_dense())  # embeddings may have sparse ones
+                master.grad = view
+        return self.g
 
     def step(self, x: Tensor, g: Tensor) -> None:
         """The user's optimizer steps the row x along g, in place; parameters without a gradient have none there either."""
         if x.data_ptr() != self._of_masters:
-            self._bind(x)
-        own = g is self.g
-        if not own:
+            self._of_masters = x.data_ptr()
+            for master, view in zip(self.masters, self.layout.views(x[0]).values()):
+                master.data = view
+        if g is not self.own and g is not self.g:
             self.g.copy_(g)  # some optimizers write into gradients (foreach Nesterov), and g is the algorithm's
-        for p, master, view in zip(self.params, self.masters, self.views_g):
-            master.grad = view if p.grad is not None or not own else None
+            for master, view in zip(self.masters, self.views_g):
+                master.grad = view
         with self.in_place():
             self.optimizer.step()
-
-    def _bind(self, x: Tensor) -> None:
-        """Masters are views of x; what the optimizer had remembered of the parameters goes over to them."""
-        self._of_masters = x.data_ptr()
-        old = self.masters or self.params
-        self.masters = [torch.nn.Parameter(view) for view in self.layout.views(x[0]).values()]
-        for before, master in zip(old, self.masters):
-            if before in self.optimizer.state:
-                self.optimizer.state[master] = {
-                    k: _local(v).to(master.dtype) if isinstance(v, Tensor) and v.shape == before.shape else v
-                    for k, v in self.optimizer.state.pop(before).items()
-                }
+        for master in self.masters:
+            master.grad = None
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the optimizer's groups hold the masters in place of the parameters."""
-        stands_for: dict[Tensor, Any] = dict(zip(self.params, self.masters))
         own = [group["params"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
-            group["params"] = [stands_for.get(p, p) for p in group["params"]]
+            group["params"] = [self._stands_for.get(p, p) for p in group["params"]]
         try:
             yield
         finally:
@@ -102,19 +138,45 @@ class ModelRow:
 
     def facts(self) -> dict[str, str]:
         """What all workers must agree on, by parameter."""
-        return {
-            f"parameter {i}": f"{tuple(_local(p).shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}"
-            for i, p in enumerate(self.every)
-        }
+        said = {f"parameter {i}": f"{tuple(_local(p).shape)} {p.dtype}" for i, p in enumerate(self.every)}
+        order = iter(self.layout.strides)
+        for i, p in enumerate(self.every):
+            if not p.requires_grad:
+                said[f"parameter {i}"] += " frozen"
+            elif (stride := next(order)) != torch.empty(_local(p).shape, device="meta").stride():
+                said[f"parameter {i}"] += f" in memory by strides {stride}"
+        return said
 
     def changed(self) -> str | None:
-        """A sentence if a parameter was frozen or unfrozen since the start, else None."""
+        """A sentence if parameters were frozen, unfrozen, added or moved since the start, else None."""
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.every):
+            return "a parameter group was added to the optimizer, or one was removed, after wrap"
         for i, (p, trained) in enumerate(zip(self.every, self.trained)):
             if p.requires_grad != trained:
                 return f"parameter {i} of shape {tuple(p.shape)} was {'frozen' if trained else 'unfrozen'} after wrap"
+        for p, place in zip(self.params, self._shown):
+            if place and p.data_ptr() != place:
+                return f"a parameter of shape {tuple(p.shape)} was given other memory after wrap (model.to, p.data = …)"
         return None
 
 
-def _local(p: Tensor) -> Tensor:
+def _sharded(p: Tensor) -> bool:
+    return hasattr(p, "to_local")
+
+
+def _local(p: Any) -> Tensor:
     """A sharded tensor's own shard; any other tensor as it is."""
-    return p.to_local() if hasattr(p, "to_local") else p
+    return p.to_local() if _sharded(p) else p
+
+
+def _refuse_unless_element_wise(optimizer: torch.optim.Optimizer, like: Tensor) -> None:
+    """Each shard steps alone, which Muon or Adafactor would take for a matrix of its own."""
+    kind = type(optimizer)
+    options = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
+    try:
+        refuse_unless_row_wise(partial(kind, **options), like)
+    except ValueError as error:
+        raise ValueError(
+            f"{kind.__name__} over sharded parameters: each process steps its own shard, so the optimizer must be "
+            f"element-wise, such as SGD or Adam. {error}"
+        ) from error

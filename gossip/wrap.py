@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphs import Schedule, Topology, as_schedule
+from graphs import Incompatible, Schedule, Topology, as_schedule
 
 from . import tree
 from .algorithm import Algorithm, check
@@ -40,7 +40,8 @@ def wrap(
     """Make an optimizer decentralized: this process is one worker, and each `step` ends with an exchange.
 
     The parameters become views of one flat row, so that mixing copies nothing back. Frozen parameters stay local. Of
-    parameters in half precision, and of sharded ones, the row is a float32 master from which they are refreshed.
+    parameters in half precision, and of sharded ones, the row is a float32 master from which they are refreshed. So load
+    a model before wrapping, or through the `load_state_dict` of what this returns.
 
     Args:
         optimizer: any torch optimizer over this worker's parameters; its learning rates stay adjustable.
@@ -49,7 +50,8 @@ def wrap(
         local_steps: exchange after every so many steps.
         overlap: leave each exchange in flight during the next forward and backward pass; the algorithm's overlapped form.
         model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about.
-        buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange. Counters are local.
+        buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange, of running
+            variances the second moment, so that they come to hold what the workers' means differ by. Counters are local.
         transport: the processes; made from `process_group` if None.
         process_group: some of the ranks (all if None), for example the outer dimension of a `DeviceMesh` whose inner one
             holds a model under DDP or FSDP2: each shard gossips with its counterparts.
@@ -61,6 +63,20 @@ def wrap(
     Raises:
         Incompatible: the algorithm refuses the schedule or the overlap.
         ValueError: the ranks disagree on shapes, algorithm or schedule; the message names the first difference.
+
+    >>> import gossip, graphs, tempfile                 # a single worker; under torchrun `connect()` needs no arguments
+    >>> transport = gossip.connect(0, 1, f"file://{tempfile.mkdtemp()}/store")
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> optimizer = gossip.wrap(optimizer, gossip.DPSGD(), graphs.complete(1), transport=transport)
+    >>> for inputs, targets in [(torch.ones(4, 2), torch.zeros(4, 1))] * 50:
+    ...     optimizer.zero_grad()
+    ...     loss = nn.functional.mse_loss(model(inputs), targets)
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> optimizer.rounds, bool(loss < 1e-6)
+    (50, True)
+    >>> gossip.disconnect()
     """
     _refuse_kinds(optimizer, algorithm)
     if buffers not in ("local", "mix"):
@@ -122,9 +138,9 @@ class GossipOptimizer(torch.optim.Optimizer):
         transport.agree(facts)
         self.net = Network(schedule, Placement.even(schedule.n, transport.size, transport.rank), transport, seed)
 
-        floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
+        buffers = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
-            for tensor in (row.x, *floating):
+            for tensor in (row.x, *buffers):
                 transport.broadcast_(tensor)
         state = algorithm.init(row.x)
         if "opt" not in getattr(state, "_fields", ()):
@@ -135,10 +151,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.gossip = state._replace(opt=row)
         row.show(algorithm.params(self.gossip))
         row.refresh()
-        self._buffers = [(f"buffer {i}", b) for i, b in enumerate(floating)] if mix_buffers else []
-        if self._buffers:
-            self._buffer_layout = Layout.of(self._buffers)
-            self._buffer_row = self._buffer_layout.flatten(self._buffers)[None]
+        self._buffers = _Buffers(model, buffers) if mix_buffers and model is not None and buffers else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -162,7 +175,8 @@ class GossipOptimizer(torch.optim.Optimizer):
             self.gossip = self.algorithm.skip(self.gossip)
         else:
             scale = getattr(self, "grad_scale", None)
-            self.gossip = self.algorithm.compute(self.gossip, lambda x: self.row.gradient(scale))
+            read = self.algorithm.reads_gradient
+            self.gossip = self.algorithm.compute(self.gossip, lambda x: self.row.gradient(scale, read))
         self._tick()
         return loss
 
@@ -175,8 +189,8 @@ class GossipOptimizer(torch.optim.Optimizer):
                     self._send(self.rounds - 1)
                 self.gossip = self.algorithm.receive(self.gossip, self.net)
                 self._in_flight = False
-                if self._buffers:
-                    self._mix_buffers()
+                if self._buffers is not None:
+                    self._buffers.mix(self.net)
                 if self.overlap:
                     self._send()
         self.algorithm.params(self.gossip)
@@ -186,12 +200,6 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.net.begin(self.rounds if round is None else round)
         self.algorithm.send(self.gossip, self.net)
         self._in_flight = True
-
-    def _mix_buffers(self) -> None:
-        self._buffer_layout.flatten(self._buffers, out=self._buffer_row[0])
-        self.net.mix(self._buffer_row)
-        views = self._buffer_layout.views(self._buffer_row[0]).values()
-        torch._foreach_copy_([b for _, b in self._buffers], list(views))
 
     @property
     def rounds(self) -> int:
@@ -212,7 +220,15 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, steps are local: they neither exchange nor count towards `local_steps`. Every rank must do the same."""
+        """Inside, steps are local: they neither exchange nor count towards `local_steps`. Every rank must do the same.
+
+        Gradient accumulation needs no such thing: gradients add up until `step` is called.
+        """
+        if not self.algorithm.steps_locally:
+            raise Incompatible(
+                f"no_sync, and {type(self.algorithm).__name__} averages every gradient: to accumulate gradients, call "
+                "backward several times before one step"
+            )
         self._exchanges = False
         try:
             yield
@@ -223,7 +239,8 @@ class GossipOptimizer(torch.optim.Optimizer):
     def join(self) -> Iterator[None]:
         """For loops of uneven length: a worker that leaves goes on exchanging, without steps, until all have left.
 
-        Every step inside costs one more tiny all-reduce.
+        Every step inside costs one more tiny all-reduce. The average over workers always is over all of them: under AllReduce
+        one that has left contributes a gradient of zero. Leave every `join` before an evaluation.
         """
         self._joining = True
         try:
@@ -246,7 +263,8 @@ class GossipOptimizer(torch.optim.Optimizer):
 
         Args:
             batches: a loader from which the BatchNorm statistics of `model` are estimated anew for the average model, as
-                `torch.optim.swa_utils.update_bn` does; the workers' own statistics say little about it.
+                `torch.optim.swa_utils.update_bn` does; the workers' own statistics say little about it. Take the same one
+                at every rank.
         """
         x = self.algorithm.params(self.gossip)
         own = x.clone()
@@ -268,7 +286,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             self.row.refresh()
 
     def consensus_distance(self) -> float:
-        """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it."""
+        """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it. Of sharded models: of this shard, so sum them."""
         x = self.algorithm.params(self.gossip)
         return float(self.net.mean((x - self.net.mean(x)).square().sum(1)))
 
@@ -332,6 +350,31 @@ class GossipOptimizer(torch.optim.Optimizer):
         if compressor is None:
             return tuple(parts)
         return (compressor(torch.zeros_like(self.row.x), self.net.keys()).like(tuple(parts)),)
+
+
+class _Buffers:
+    """A module's floating buffers as a row to be mixed; running variances travel as second moments."""
+
+    def __init__(self, model: nn.Module, buffers: list[Tensor]) -> None:
+        self.buffers = buffers
+        dtype = torch.float32
+        for b in buffers:
+            dtype = torch.promote_types(dtype, b.dtype)
+        layout = Layout.of([(f"buffer {i}", b.to(dtype)) for i, b in enumerate(buffers)])
+        self.row = torch.zeros(1, layout.d, dtype=dtype, device=layout.device)
+        self.views = list(layout.views(self.row[0]).values())
+        place = dict(zip(buffers, self.views))
+        norms: list[Any] = [m for m in model.modules() if isinstance(getattr(m, "running_var", None), Tensor)]
+        self.moments = [(place[m.running_mean], place[m.running_var]) for m in norms]
+
+    def mix(self, net: Network) -> None:
+        torch._foreach_copy_(self.views, self.buffers)
+        for mean, var in self.moments:
+            var.addcmul_(mean, mean)
+        net.mix(self.row)
+        for mean, var in self.moments:
+            var.addcmul_(mean, mean, value=-1).clamp_(min=0)
+        torch._foreach_copy_(self.buffers, self.views)
 
 
 def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:

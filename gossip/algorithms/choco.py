@@ -49,6 +49,7 @@ class Choco(Algorithm):
 
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     overlaps = True
+    reads_gradient = False
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 2:

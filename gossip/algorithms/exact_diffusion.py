@@ -42,6 +42,7 @@ class ExactDiffusion(Algorithm):
 
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     exact = True
+    reads_gradient = False
 
     def check(self, schedule: Schedule) -> None:
         """Besides `requires`: D² needs every eigenvalue of W above −1/3."""

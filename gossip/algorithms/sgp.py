@@ -39,6 +39,7 @@ class SGP(Algorithm):
 
     requires = frozenset({"column_stochastic", "contractive"})
     overlaps = True
+    reads_gradient = False
 
     def init(self, x: Tensor) -> State:
         return State(x, x.new_ones(len(x), 1), x.clone(), LocalOptimizer(self.optimizer, x))
