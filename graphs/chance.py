@@ -16,8 +16,8 @@ from graphs.laplacian import laplacian
 from graphs.properties import matrix
 from graphs.schedules import Schedule
 from graphs.seeded import random_regular
-from graphs.topology import Topology, whole
-from graphs.weights import undirected, uniform
+from graphs.topology import Topology, undirected, whole
+from graphs.weights import uniform
 
 __all__ = ["Matcha", "epidemic", "equidyn", "matcha", "matcha_plan", "matchings", "pairwise"]
 

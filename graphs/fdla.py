@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphs.topology import Topology
-from graphs.weights import best_constant, metropolis, undirected, with_self
+from graphs.topology import Topology, undirected
+from graphs.weights import best_constant, metropolis, with_self
 
 __all__ = ["fdla"]
 

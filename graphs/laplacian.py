@@ -8,8 +8,7 @@ from graphs import cayley
 from graphs.properties import csr, matrix
 from graphs.solvers import second_vector
 from graphs.spectral import DENSE, deficits_at_the_ends
-from graphs.topology import Topology
-from graphs.weights import undirected
+from graphs.topology import Topology, undirected
 
 __all__ = ["algebraic_connectivity", "fiedler_vector", "laplacian"]
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graphs.properties import Incompatible
+
 __all__ = ["Topology", "from_adjacency", "from_data", "from_edges", "from_networkx"]
 
 
@@ -300,6 +302,18 @@ def join(
     edges = torch.stack([key // n, key % n])
     names = None if names is None else tuple(str(name) for name in names)
     return Topology(n, edges, names, None if lengths is None else lengths[order], positions)
+
+
+def undirected(topology: Topology, rule: str) -> Topology:
+    """The topology itself, or `Incompatible` when it is directed."""
+    if topology.directed:
+        present = set((topology.source * topology.n + topology.target).tolist())
+        i, j = next((i, j) for i, j in topology.edge_index.T.tolist() if j * topology.n + i not in present)
+        raise Incompatible(
+            f"{rule} needs an undirected graph, and the edge {i} → {j} has no reverse; use graphs.push (column "
+            "stochastic, for push-sum) or graphs.pull, or graphs.uniform on a regular directed graph."
+        )
+    return topology
 
 
 def from_edges(

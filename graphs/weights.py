@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphs.laplacian import laplacian_ends
 from graphs.properties import Incompatible, checked, entries, matrix
-from graphs.topology import Topology
+from graphs.topology import Topology, undirected
 
 __all__ = [
     "best_constant",
@@ -20,18 +21,6 @@ __all__ = [
     "sinkhorn",
     "uniform",
 ]
-
-
-def undirected(topology: Topology, rule: str) -> Topology:
-    """The topology itself, or `Incompatible` when it is directed."""
-    if topology.directed:
-        present = set((topology.source * topology.n + topology.target).tolist())
-        i, j = next((i, j) for i, j in topology.edge_index.T.tolist() if j * topology.n + i not in present)
-        raise Incompatible(
-            f"{rule} needs an undirected graph, and the edge {i} → {j} has no reverse; use graphs.push (column "
-            "stochastic, for push-sum) or graphs.pull, or graphs.uniform on a regular directed graph."
-        )
-    return topology
 
 
 def with_self(topology: Topology, off: Tensor, symmetric: bool = True) -> Tensor:
@@ -110,8 +99,6 @@ def best_constant(topology: Topology) -> Tensor:
     >>> round(slem(best_constant(grid(4, 4))), 6)
     0.841983
     """
-    from graphs.laplacian import laplacian_ends
-
     undirected(topology, "best_constant")
     if not topology.connected:
         raise ValueError(f"{len(topology.components)} components: no constant weight is best on a disconnected graph.")
