@@ -3,6 +3,8 @@
 import contextlib
 import datetime
 import os
+import socket
+import struct
 import sys
 from typing import Any
 
@@ -141,7 +143,8 @@ def connect(
 ) -> Transport:
     """Join the other processes and return the transport.
 
-    Under `torchrun` no argument is needed. Processes on one machine may instead meet in a file: `store="file:///…"`,
+    Under `torchrun` no argument is needed; on several hosts the network interface that leads to the master is used unless
+    GLOO_SOCKET_IFNAME names another. Processes on one machine may instead meet in a file: `store="file:///…"`,
     with `rank` and `size`; no port is opened for the rendezvous then. An initialised process group is used as it is.
     """
     if not dist.is_initialized():
@@ -150,17 +153,42 @@ def connect(
                 "no process group: RANK is not set and no store was given; start the script with "
                 "`torchrun --nproc-per-node N script.py`, or pass rank, size and store='file:///path'"
             )
-        if store is not None or os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
-            # gloo binds where the host's name resolves, which need not exist on a laptop.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        dist.init_process_group(
-            backend,
-            init_method=store or "env://",
-            rank=-1 if rank is None else rank,
-            world_size=-1 if size is None else size,
-            timeout=datetime.timedelta(seconds=timeout),
-        )
+        host = "localhost" if store is not None else os.environ.get("MASTER_ADDR", "")
+        if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := _interface(host)):
+            # gloo binds where the host's own name resolves, which need not be where the others are, nor exist.
+            os.environ["GLOO_SOCKET_IFNAME"] = found
+        try:
+            dist.init_process_group(
+                backend,
+                init_method=store or "env://",
+                rank=-1 if rank is None else rank,
+                world_size=-1 if size is None else size,
+                timeout=datetime.timedelta(seconds=timeout),
+            )
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {os.environ.get('RANK', rank)} could not meet the others at {host or store} by the network interface "
+                f"{os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: set GLOO_SOCKET_IFNAME on every host to the "
+                "interface that reaches the others (`ip route get ADDRESS` names it), and let no firewall stop the ports "
+                f"above 1024 between them. {error}"
+            ) from error
     return Transport(group, timeout)
+
+
+def _interface(host: str) -> str | None:
+    """The network interface by which this machine reaches a host, or None where the system does not tell."""
+    if host in ("localhost", "127.0.0.1"):
+        return "lo0" if sys.platform == "darwin" else "lo"
+    with contextlib.suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        import fcntl
+
+        probe.connect((host, 9))  # sends nothing, only looks up the way
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
+            with contextlib.suppress(OSError):  # an interface without an address
+                if fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))[20:24] == own:  # SIOCGIFADDR
+                    return name
+    return None
 
 
 def disconnect() -> None:

@@ -8,6 +8,7 @@ import queue
 import time
 import traceback
 import warnings
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -96,27 +97,35 @@ class Post:
     `handed` counts the bytes that were handed over, and `buffers` remembers which.
     """
 
+    staged = True
+
     def __init__(self, rank: int, queues: dict[tuple, queue.Queue], size: int) -> None:
         self.rank, self.size = rank, size
         self.handed, self.buffers = 0, set()
-        self._queues, self._incoming = queues, {}
+        self._queues, self._incoming = queues, deque()
 
-    def start(self, outgoing, incoming, round) -> None:
+    def prepare(self, outgoing, incoming):
+        return outgoing, incoming
+
+    def start(self, batch, round) -> None:
+        outgoing, incoming = batch
         for peer, buffer in outgoing.items():
             self.handed += buffer.numel() * buffer.element_size()
             self.buffers.add(buffer.data_ptr())
             self._queues["message", self.rank, peer].put(buffer.clone())
         self.buffers |= {buffer.data_ptr() for buffer in incoming.values()}
-        self._incoming = incoming
+        self._incoming.append(incoming)
 
-    def finish(self) -> None:
-        for peer, buffer in self._incoming.items():
+    def finish(self, background=False) -> None:
+        for peer, buffer in self._incoming.popleft().items():
             got = self._queues["message", peer, self.rank].get(timeout=20)
             assert got.shape == buffer.shape, (
                 f"rank {self.rank} awaits {buffer.shape} from {peer}, which sent {got.shape}"
             )
             buffer.copy_(got)
-        self._incoming = {}
+
+    def wait(self, future, round) -> None:
+        future.result(timeout=20)
 
     def gather(self, item) -> list:
         for peer in range(self.size):

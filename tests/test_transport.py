@@ -72,7 +72,7 @@ def ahead(rank, size, store):
 def test_a_neighbour_one_round_ahead_is_detected_on_both_sides(tmp_path):
     errors = [o.error for o in launch(ahead, 2, tmp_path)]
     assert "from rank 1 is out of step" in errors[0]
-    assert "[6, 1, 0, 48], got [7, 1, 0, 48]" in errors[0]
+    assert "(6, 1, 0, 0, 80), got (7, 1, 0, 0, 80)" in errors[0]
     assert "from rank 0 is out of step" in errors[1]
 
 
@@ -88,7 +88,7 @@ def skipping(rank, size, store):
 def test_a_skipped_message_is_detected(tmp_path):
     error = launch(skipping, 2, tmp_path)[0].error
     assert "out of step" in error
-    assert "[0, 1, 1, 48], got [1, 1, 0, 48]" in error
+    assert "(0, 1, 1, 0, 80), got (1, 1, 0, 0, 80)" in error
 
 
 def dying(rank, size, store, victim, how):
@@ -115,9 +115,7 @@ def test_a_dead_peer_is_reported_by_name_with_rank_and_round(how, tmp_path):
     for rank in (0, 2):
         error = outcomes[rank].error
         assert "PeerError" in error
-        assert f"rank {rank} could not" in error
-        assert "in round 3" in error
-        assert "rank 1" in error
+        assert f"rank {rank} lost rank 1 in round 3 (connection closed)" in error
     assert "PeerError" in outcomes[3].error  # the news travels
 
 
@@ -127,7 +125,9 @@ def stuck(rank, size, store):
         time.sleep(5)
         return None
     start = time.monotonic()
-    with pytest.raises(gossip.PeerError, match=r"rank 0 could not receive .* from rank 1 in round 0 \(bound 2 s\)"):
+    with pytest.raises(
+        gossip.PeerError, match=r"rank 0 could not receive 80 bytes from rank 1 in round 0: no answer within 2 s"
+    ):
         net.mix(torch.zeros(1, 4))
     return time.monotonic() - start
 

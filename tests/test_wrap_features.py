@@ -1,0 +1,616 @@
+"""What training loops do around `gossip.wrap`: scalers, half precision, overlap, uneven loops, groups, sharded models."""
+
+import copy
+import time
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import launch, values
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adafactor, Adam, Muon
+from torch.optim.lr_scheduler import StepLR
+
+import gossip
+import graphs
+
+N, STEPS, BATCH = 4, 5, 6
+RING = graphs.ring(N)
+W = graphs.metropolis(RING).to_dense()
+sgd = partial(SGD, lr=0.1)
+
+
+class Net(nn.Module):
+    """Two layers; with `tied`, one matrix serves twice; one parameter may have no part in the loss."""
+
+    def __init__(self, dtype=torch.float64, tied=False, unused=False, bias=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 3, bias, dtype=dtype), nn.Linear(3, 3, bias, dtype=dtype)
+        if tied:
+            self.second.weight = self.first.weight
+        self.unused = nn.Parameter(torch.ones(2, dtype=dtype)) if unused else None
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Images(nn.Module):
+    """Convolutions in channels_last."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.out = nn.Conv2d(3, 4, 3, dtype=torch.float64), nn.Linear(4, 3, dtype=torch.float64)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        image = x[:, :, None, None].expand(-1, -1, 4, 4).contiguous(memory_format=torch.channels_last)
+        return self.out(torch.tanh(self.conv(image)).mean((2, 3)))
+
+
+def data(worker, step, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    x, y = torch.randn(2, BATCH, 3, dtype=torch.float64, generator=generator)
+    return x.to(dtype), (y + worker).to(dtype)
+
+
+def backward(model, worker, step, dtype=torch.float64):
+    x, y = data(worker, step, dtype)
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    return loss
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def gradient(x, workers, step, model=None):
+    """Of rows: for `gossip.simulate`."""
+    rows = []
+    for row, worker in zip(x, workers.tolist()):
+        model = Net()
+        nn.utils.vector_to_parameters(row.detach().clone(), model.parameters())
+        backward(model, worker, step)
+        rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    return torch.stack(rows)
+
+
+# -- loops by hand and wrapped: the same function runs in both -----------------------------------------------------
+
+
+def plain(model, optimizer, worker, step):
+    optimizer.zero_grad()
+    backward(model, worker, step)
+    optimizer.step()
+
+
+def clipped(model, optimizer, worker, step):
+    optimizer.zero_grad()
+    for half in (0, 100):
+        backward(model, worker, step + half)  # accumulated
+    nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+    optimizer.step()
+
+
+def autocast(model, optimizer, worker, step):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(data(worker, step, torch.float32)[0])
+        assert out.dtype == torch.bfloat16
+    nn.functional.mse_loss(out.float(), data(worker, step, torch.float32)[1]).backward()
+    optimizer.step()
+
+
+def compiled(backend):
+    def loop(model, optimizer, worker, step):
+        if not hasattr(model, "fast"):
+            object.__setattr__(model, "fast", torch.compile(model, backend=backend))
+        optimizer.zero_grad()
+        backward(model.fast, worker, step)
+        optimizer.step()
+
+    return loop
+
+
+def groups(model):
+    return Adam([{"params": model.first.parameters(), "lr": 0.03}, {"params": model.second.parameters()}], lr=0.01)
+
+
+LOOPS = {  # model, optimizer of a model, loop
+    "Muon": (partial(Net, bias=False), lambda m: Muon(m.parameters(), lr=0.1), plain),
+    "Adafactor": (Net, lambda m: Adafactor(m.parameters(), lr=0.1), plain),
+    "groups with a scheduler": (Net, groups, plain),
+    "clipping, accumulation": (Net, lambda m: sgd(m.parameters()), clipped),
+    "tied": (partial(Net, tied=True), lambda m: sgd(m.parameters(), momentum=0.9), plain),
+    "no gradient": (partial(Net, unused=True), lambda m: sgd(m.parameters(), weight_decay=0.1), plain),
+    "channels_last": (Images, lambda m: sgd(m.parameters(), momentum=0.9), plain),
+    "autocast": (partial(Net, dtype=torch.float32), lambda m: sgd(m.parameters()), autocast),
+    "compiled": (Net, lambda m: sgd(m.parameters()), compiled("eager")),
+    "compiled, autograd too": (Net, lambda m: sgd(m.parameters()), compiled("aot_eager")),
+}
+
+
+def loops(rank, transport):
+    said = {}
+    for name, (make, optimize, loop) in LOOPS.items():
+        model = make()
+        inner = optimize(model)
+        scheduler = StepLR(inner, 2, 0.5)  # on the inner one; tests/test_wrap.py has it on the wrapped one
+        optimizer = gossip.wrap(inner, gossip.DPSGD(), RING, transport=transport)
+        for step in range(STEPS):
+            loop(model, optimizer, rank, step)
+            scheduler.step()
+        if name == "channels_last":
+            assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        if name == "tied":
+            assert optimizer.row.layout.d == 9 + 3 + 3
+            assert model.first.weight is model.second.weight
+        if name == "no gradient":
+            assert torch.equal(model.unused.detach(), torch.ones(2).double())
+        said[name] = flat(model)
+    return said
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_equals_the_same_loop_by_hand(world, name):
+    make, optimize, loop = LOOPS[name]
+    models = [make() for _ in range(N)]
+    optimizers = [optimize(m) for m in models]
+    schedulers = [StepLR(o, 2, 0.5) for o in optimizers]
+    for step in range(STEPS):
+        for worker in range(N):
+            loop(models[worker], optimizers[worker], worker, step)
+            schedulers[worker].step()
+        x = torch.stack([flat(m) for m in models])
+        for model, row in zip(models, W.to(x.dtype) @ x):
+            for p, piece in zip(model.parameters(), row.split([p.numel() for p in model.parameters()])):
+                p.data.copy_(piece.view(p.shape))
+    got = torch.stack([said["loops"][name] for said in world])
+    expected = torch.stack([flat(m) for m in models])
+    assert float((expected[0] - expected[1]).abs().max()) > 1e-3
+    exact = 1e-6 if got.dtype == torch.float32 else 1e-5 if name == "Muon" else 1e-10  # Muon computes in bfloat16
+    torch.testing.assert_close(got, expected, rtol=0, atol=exact)
+
+
+# -- GradScaler ----------------------------------------------------------------------------------------------------
+
+SCALED = {
+    "dpsgd": (gossip.DPSGD(), False),
+    "dpsgd, unscaled and clipped": (gossip.DPSGD(), True),
+    "tracking": (gossip.GradientTracking(), False),
+    "tracking, unscaled and clipped": (gossip.GradientTracking(), True),
+    "allreduce": (gossip.AllReduce(), False),
+    "allreduce, unscaled and clipped": (gossip.AllReduce(), True),
+}
+ODD = (1, 2)  # the worker and the step of the overflow
+CLIP = 0.5
+
+
+def scaled(rank, transport):
+    said = {}
+    for name, (algorithm, clip) in SCALED.items():
+        model = Net()
+        optimizer = gossip.wrap(sgd(model.parameters()), algorithm, RING, transport=transport)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(data(rank, step)[0]), data(rank, step)[1])
+            scaler.scale(loss * (float("inf") if (rank, step) == ODD else 1)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == (512 if rank == ODD[0] else 1024)
+        said[name] = flat(model), optimizer.skipped, optimizer.rounds
+    return said
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_an_overflow_skips_one_local_update_and_no_exchange(world, name):
+    algorithm, clip = SCALED[name]
+    x = flat(Net()).expand(N, -1).clone()
+    y, before = torch.zeros_like(x), torch.zeros_like(x)
+    for step in range(STEPS):
+        g = gradient(x, torch.arange(N), step)
+        if clip:
+            g *= (CLIP / g.norm(dim=1, keepdim=True)).clamp(max=1)
+        steps = torch.tensor([(worker, step) != ODD for worker in range(N)])[:, None]
+        if isinstance(algorithm, gossip.DPSGD):
+            x = W @ torch.where(steps, x - 0.1 * g, x)
+        elif isinstance(algorithm, gossip.AllReduce):
+            x = x - 0.1 * torch.where(steps, g, 0).mean(0)
+        else:
+            y, before = torch.where(steps, y + g - before, y), torch.where(steps, g, before)
+            x, y = W @ torch.where(steps, x - 0.1 * y, x), W @ y
+    for worker, (row, skipped, rounds) in enumerate(said["scaled"][name] for said in world):
+        torch.testing.assert_close(row, x[worker], rtol=0, atol=1e-10)
+        assert (skipped, rounds) == (int(worker == ODD[0]), STEPS)
+
+
+# -- precision -----------------------------------------------------------------------------------------------------
+
+
+def half(rank, transport):
+    said = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, algorithm in (
+            ("dpsgd", gossip.DPSGD()),
+            ("sgp", gossip.SGP()),
+            ("tracking", gossip.GradientTracking()),
+        ):
+            model = Net(dtype)
+            optimizer = gossip.wrap(sgd(model.parameters(), momentum=0.5), algorithm, RING, transport=transport)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                backward(model, rank, step, dtype)
+                optimizer.step()
+            x = algorithm.params(optimizer.gossip)
+            assert x.dtype == torch.float32
+            assert torch.equal(flat(model), x[0].to(dtype))
+            said[dtype, name] = x[0].clone()
+    mixed = nn.ModuleDict({"low": nn.Linear(3, 3, dtype=torch.bfloat16), "high": nn.Linear(3, 3)})
+    optimizer = gossip.wrap(sgd(mixed.parameters()), gossip.DPSGD(), RING, transport=transport)
+    assert optimizer.row.x.dtype == torch.float32
+    assert [p.dtype for p in mixed.parameters()] == 2 * [torch.bfloat16] + 2 * [torch.float32]
+    return said
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_mixed_by_a_float32_master(world, dtype):
+    """Against masters by hand, whose gradients are taken at the rounded model."""
+
+    def rounded(x, workers, step):
+        rows = []
+        for row, worker in zip(x, workers.tolist()):
+            model = Net(dtype)
+            nn.utils.vector_to_parameters(row.to(dtype), model.parameters())
+            backward(model, worker, step, dtype)
+            rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]).float())
+        return torch.stack(rows)
+
+    start = flat(Net(dtype)).float()
+    make = partial(SGD, lr=0.1, momentum=0.5)
+    for name, algorithm in (
+        ("dpsgd", gossip.DPSGD(make)), ("sgp", gossip.SGP(make)), ("tracking", gossip.GradientTracking(make))
+    ):  # fmt: skip
+        *_, last = gossip.simulate(rounded, algorithm, RING, STEPS, x0=start)
+        got = torch.stack([said["half"][dtype, name] for said in world])
+        torch.testing.assert_close(
+            got, last.x, rtol=0, atol=2e-2
+        )  # a last bit of the sums may round the model otherwise
+        torch.testing.assert_close(got.mean(0), last.x.mean(0), rtol=0, atol=2e-3)
+
+
+MIXES = 10_000
+
+
+def drifting(rank, transport):
+    """Local steps of rate 0, so that only mixing moves the models."""
+    model = nn.Linear(3, 2, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.weight.copy_(1 + rank + torch.arange(6.0).view(2, 3) / 7)
+    optimizer = gossip.wrap(
+        SGD(model.parameters(), lr=0.0), gossip.DPSGD(), graphs.star(N), transport=transport, broadcast=False
+    )
+    start = optimizer.row.x.clone()
+    for _ in range(MIXES):
+        optimizer.step()
+    return start, optimizer.row.x.clone()
+
+
+def test_the_mean_does_not_drift_in_half_precision(world):
+    start, end = (torch.cat([said["drifting"][i] for said in world]).double() for i in range(2))
+    assert float((end - end.mean(0)).abs().max()) < 1e-5
+    assert float((end.mean(0) / start.mean(0) - 1)[:6].abs().max()) < 1e-5
+
+
+# -- buffers -------------------------------------------------------------------------------------------------------
+
+
+def norm_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+
+
+def buffers(rank, transport):
+    said = {}
+    for policy in ("local", "mix"):
+        model = norm_net()
+        model[1].running_mean.fill_(rank)
+        optimizer = gossip.wrap(
+            sgd(model.parameters()), gossip.DPSGD(), RING, model=model, buffers=policy, transport=transport
+        )
+        assert float(model[1].running_mean.abs().max()) == 0  # rank 0's
+        for step in range(2 + rank):
+            model(data(rank, step)[0] + rank)
+        before = [b.clone() for b in model.buffers()]
+        optimizer.zero_grad()
+        optimizer.step()
+        said[policy] = before, [b.clone() for b in model.buffers()]
+    own = flat(model), [b.clone() for b in model.buffers()]
+    batches = [data(9, step)[0] for step in range(3)]
+    with optimizer.average_model(batches):
+        average = flat(model), [b.clone() for b in model.buffers()]
+        assert model.training
+    assert torch.equal(flat(model), own[0])
+    assert all(torch.equal(b, before) for b, before in zip(model.buffers(), own[1]))
+    said["average"] = own[0], *average
+    return said
+
+
+def test_buffers_stay_local_or_are_mixed_and_counters_never(world):
+    for policy in ("local", "mix"):
+        before, after = zip(*(said["buffers"][policy] for said in world))
+        mean, var, count = (torch.stack(b) for b in zip(*before))
+        assert count.tolist() == [2, 3, 4, 5]
+        if policy == "mix":
+            mean, second = W @ mean, W @ (var + mean**2)
+            assert float((second - mean**2 - W @ var).min()) > 0.01  # what the workers' means differ by
+            var = second - mean**2
+        for wanted, got in zip((mean, var, count), zip(*after)):
+            torch.testing.assert_close(torch.stack(got), wanted, rtol=0, atol=1e-12)
+
+
+def test_the_average_model_gets_statistics_of_its_own(world):
+    model = norm_net()
+    x = torch.stack([said["buffers"]["average"][0] for said in world]).mean(0)
+    nn.utils.vector_to_parameters(x, model.parameters())
+    torch.optim.swa_utils.update_bn([data(9, step)[0] for step in range(3)], model)
+    for _, row, statistics in (said["buffers"]["average"] for said in world):
+        torch.testing.assert_close(row, x, rtol=0, atol=1e-14)
+        for got, wanted in zip(statistics, model.buffers()):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+# -- what changes after wrap, and hooks ----------------------------------------------------------------------------
+
+
+def changes(rank, transport):
+    def start(model=None):
+        model = model or Net()
+        inner = sgd(model.parameters())
+        optimizer = gossip.wrap(inner, gossip.DPSGD(), RING, transport=transport)
+        backward(model, rank, 0)
+        return model, inner, optimizer
+
+    said = []
+
+    def refused(optimizer, told):
+        with pytest.raises(RuntimeError, match=told + ".*build the optimizer and wrap again"):
+            optimizer.step()
+
+    model, _, optimizer = start()
+    model.first.weight.requires_grad_(False)
+    refused(optimizer, r"parameter 0 of shape \(3, 3\) was frozen after wrap")
+    model = Net()
+    model.first.requires_grad_(False)
+    head, _, optimizer = start(model)
+    assert optimizer.row.layout.d == 12
+    own = head.first.weight.data_ptr()
+    optimizer.step()
+    assert head.first.weight.data_ptr() == own
+    head.first.weight.requires_grad_(True)
+    refused(optimizer, r"parameter 0 of shape \(3, 3\) was unfrozen after wrap")
+    model, inner, optimizer = start()
+    inner.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    refused(optimizer, "a parameter group was added")
+    model, _, optimizer = start()
+    model.to(torch.float32)
+    refused(optimizer, r"a parameter of shape \(3, 3\) was given other memory after wrap")
+
+    one = nn.Conv2d(3, 2, 3)
+    if rank == 2:
+        one.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"ranks 0 and 2 differ in parameter 0: .*in memory by strides"):
+        gossip.wrap(sgd(one.parameters()), gossip.DPSGD(), RING, transport=transport)
+
+    model, inner, optimizer = start()
+    inner.register_step_pre_hook(lambda *_: said.append("inner before"))
+    inner.register_step_post_hook(lambda *_: said.append("inner after"))
+    optimizer.register_step_pre_hook(lambda *_: said.append("before"))
+    optimizer.register_step_post_hook(lambda *_: said.append("after"))
+    model.first.weight.register_hook(lambda g: g * 0)
+    optimizer.zero_grad()
+    before = model.first.weight.detach().clone()
+    backward(model, rank, 1)
+    optimizer.step()
+    assert torch.allclose(model.first.weight, before)  # all start alike, so mixing does not move it
+
+    _, _, optimizer = start()
+    allreduce = gossip.wrap(sgd(Net().parameters()), gossip.AllReduce(), RING, transport=transport)
+    with pytest.raises(gossip.Incompatible, match="no_sync.*call backward several times"), allreduce.no_sync():
+        pass
+    with optimizer.no_sync():
+        optimizer.step()
+    assert (optimizer.steps, optimizer.rounds, optimizer.net.meter.edges) == (0, 0, {})
+    assert optimizer.consensus_distance() > 0
+    return said
+
+
+def test_what_changes_after_wrap_is_refused_and_hooks_run(world):
+    assert [said["changes"] for said in world] == N * [["before", "inner before", "inner after", "after"]]
+
+
+# -- uneven loops --------------------------------------------------------------------------------------------------
+
+BATCHES = [3, 5, 1, 4]
+JOINED = {
+    "dpsgd": (gossip.DPSGD(), {}),
+    "local steps": (gossip.DPSGD(), {"local_steps": 2}),
+    "overlap": (gossip.DPSGD(), {"overlap": True}),
+    "overlap, local steps": (gossip.SGP(), {"overlap": True, "local_steps": 2}),
+    "allreduce": (gossip.AllReduce(), {}),
+    "tracking": (gossip.GradientTracking(), {}),
+}
+
+
+def joined(rank, transport):
+    said = {}
+    for name, (algorithm, options) in JOINED.items():
+        model = Net()
+        optimizer = gossip.wrap(sgd(model.parameters()), algorithm, RING, transport=transport, **options)
+        with optimizer.join():
+            for step in range(BATCHES[rank]):
+                plain(model, optimizer, rank, step)
+        said[name] = flat(model), optimizer.rounds, optimizer.steps
+        optimizer.finish()
+    began = time.monotonic()
+    with pytest.raises(KeyError), optimizer.join():  # on every rank, so that nobody is left waiting
+        raise KeyError
+    assert time.monotonic() - began < 1
+    plain(model, optimizer, rank, 0)
+    return said
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_loops_of_uneven_length(world, name):
+    algorithm, options = JOINED[name]
+    most, local_steps = max(BATCHES), options.get("local_steps", 1)
+
+    def lasting(x, workers, step):
+        g = gradient(x, workers, step)
+        return torch.where(torch.tensor(BATCHES)[:, None] > step, g, 0)
+
+    x = flat(Net()).expand(N, -1).clone()
+    if name == "tracking":  # leaving is not a gradient of zero: y stays, and is mixed on
+        y, before = torch.zeros_like(x), torch.zeros_like(x)
+        for step in range(most):
+            g, left = gradient(x, torch.arange(N), step), torch.tensor(BATCHES)[:, None] <= step
+            y, before = torch.where(left, y, y + g - before), torch.where(left, before, g)
+            x, y = W @ torch.where(left, x, x - 0.1 * y), W @ y
+    else:
+        *_, last = gossip.simulate(lasting, algorithm, RING, most // local_steps, x0=x, **options)
+        x = last.x
+        if local_steps == 2:  # the fifth step, before its round is over
+            g = lasting(x, torch.arange(N), most - 1)
+            x = x - 0.1 * g
+    for worker, (row, rounds, steps) in enumerate(said["joined"][name] for said in world):
+        torch.testing.assert_close(row, x[worker], rtol=0, atol=1e-10)
+        assert (rounds, steps) == (most // local_steps, most)
+
+
+# -- some of the ranks ---------------------------------------------------------------------------------------------
+
+
+def some(rank, transport):
+    def run(workers, mixing, group, offset):
+        model = Net()
+        optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), mixing, process_group=group)
+        for step in range(STEPS):
+            plain(model, optimizer, rank + offset, step)
+        distance = optimizer.consensus_distance()
+        return flat(model), distance
+
+    three, pairs = dist.new_group([0, 2, 3]), [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    said = {"three": flat(Net()) if rank == 1 else run([0, 2, 3], graphs.complete(3), three, 0)}
+    said["pairs"] = run(None, graphs.complete(2), pairs[rank // 2], 10)  # both at once
+    return said
+
+
+def test_groups_of_ranks(world):
+    for name, sets, offset in (("three", [[0, 2, 3]], 0), ("pairs", [[0, 1], [2, 3]], 10)):
+        for ranks in sets:
+            mixing = graphs.complete(len(ranks))
+            own = torch.tensor(ranks) + offset
+            *_, last = gossip.simulate(
+                lambda x, workers, step, own=own: gradient(x, own[workers], step),
+                gossip.DPSGD(), mixing, STEPS, x0=flat(Net()),
+            )  # fmt: skip
+            for rank, row in zip(ranks, last.x):
+                got, distance = world[rank]["some"][name]
+                torch.testing.assert_close(got, row, rtol=0, atol=1e-10)
+                assert distance == pytest.approx(last.consensus, abs=1e-12)
+
+
+# -- a worker of two processes -------------------------------------------------------------------------------------
+
+INSIDE = {
+    "ddp": (gossip.DPSGD(), "ddp"),
+    "fsdp2": (gossip.DPSGD(), "fsdp2"),
+    "fsdp2, choco": (gossip.Choco(gamma=0.5), "fsdp2"),
+    "fsdp2, tracking": (gossip.GradientTracking(), "fsdp2"),
+    "fsdp2, overlap": (gossip.SGP(), "fsdp2"),
+}
+NODES = torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64)
+
+
+def nodes(rank, transport):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    said = {}
+    for name, (algorithm, kind) in INSIDE.items():
+        model = Net(torch.float32)  # 3 rows on 2 shards
+        with torch.no_grad():
+            model.first.bias.add_(rank // 2)  # nodes that start apart
+        if kind == "ddp":
+            model = DistributedDataParallel(model, process_group=mesh["inner"].get_group())
+        else:
+            fully_shard(model, mesh=mesh["inner"])
+        optimizer = gossip.wrap(
+            sgd(model.parameters(), momentum=0.9), algorithm, NODES, process_group=mesh["outer"].get_group(),
+            overlap="overlap" in name,
+        )  # fmt: skip
+        distance = optimizer.consensus_distance()
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            backward(model, rank, step, torch.float32)
+            optimizer.step()
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        saved = optimizer.state_dict()
+        optimizer.finish()
+        said[name] = distance, torch.cat([p.detach().flatten() for p in whole]), optimizer.row.layout.d
+        optimizer.load_state_dict(copy.deepcopy(saved))
+        again = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        assert all(torch.equal(p, q) for p, q in zip(whole, again)) or kind == "ddp"
+        optimizer.finish()
+    sharded = nn.Linear(4, 4)
+    fully_shard(sharded, mesh=mesh["inner"])
+    with pytest.raises(
+        ValueError, match="Muon over sharded parameters: each process steps its own shard.*element-wise"
+    ):
+        gossip.wrap(Muon([sharded.weight]), gossip.DPSGD(), NODES, process_group=mesh["outer"].get_group())
+    return said
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_two_nodes_of_two_shards_equal_two_workers(world, name):
+    def of_nodes(x, workers, step):
+        return torch.stack([gradient(x[[i, i]], 2 * w + torch.arange(2), step).mean(0) for i, w in enumerate(workers)])
+
+    algorithm = copy.deepcopy(INSIDE[name][0])
+    object.__setattr__(algorithm, "optimizer", partial(SGD, lr=0.1, momentum=0.9))
+    start = flat(Net(torch.float32)).double()
+    *_, last = gossip.simulate(of_nodes, algorithm, NODES, STEPS, x0=start, overlap="overlap" in name)
+    assert float((last.x[0] - last.x[1]).abs().max()) > 1e-3
+    for rank, (distance, got, d) in enumerate(said["nodes"][name] for said in world):
+        torch.testing.assert_close(got.double(), last.x[rank // 2], rtol=0, atol=1e-5)
+        assert distance == 0
+        assert d == (24 if name == "ddp" else [16, 8][rank % 2])
+
+
+# -- one start of four processes for all of these ------------------------------------------------------------------
+
+PARTS = [loops, scaled, half, drifting, buffers, changes, joined, some, nodes]
+
+
+def _run(rank, size, store):
+    transport = gossip.connect(rank, size, store)
+    said = {}
+    for part in PARTS:
+        began = time.monotonic()
+        said[part.__name__] = part(rank, transport)
+        said[part.__name__, "seconds"] = time.monotonic() - began
+    gossip.disconnect()
+    return said
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """What every rank found, by part."""
+    return values(launch(_run, N, tmp_path_factory.mktemp("world"), timeout=100))
