@@ -1,7 +1,12 @@
 """The one object through which rows may meet: everything else in an algorithm is row-wise."""
 
+import math
 from collections import OrderedDict
-from typing import cast
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -9,27 +14,55 @@ from torch import Tensor
 from graphs import Schedule
 
 from . import rng
+from .compress.identity import Dense
 from .compress.payload import Payload
 from .meter import Meter
 from .placement import Placement
 from .plan import Edges, Plan
-from .transport import Transport
-from .wire import Packet, row_bits, spec
+from .transport import Batch, Transport
+from .wire import CHUNK, Message, Packet, Piece, Spec, row_bits, spec
 
 _PLANS = 64  # compiled rounds that are kept: the period of any schedule in use, and little memory for one without
+WINDOW = 2  # packets of a large message that are in flight together
+
+
+class Step(NamedTuple):
+    """The packets that cross together: at most one to and one from each other process."""
+
+    batch: Batch
+    outgoing: list[Packet]
+    incoming: list[tuple[int, Packet, tuple[Piece, ...]]]
+    sent: int  # bytes
+
+
+@dataclass
+class Route:
+    """A message of given dtypes and shapes along a given W, compiled: its buffers, and what crosses in which step."""
+
+    own: Message | None  # all hosted rows, if they are needed as they were sent
+    fills: list[tuple[Tensor | None, Message]]  # which rows to copy where
+    steps: list[Step]
 
 
 class Network:
     """Messages between workers along W of the current round, wherever their rows live.
 
     Messages are tensors whose first axis is the hosted rows, or a compressed `Payload`. `send` then `receive` is an
-    exchange; `mix` is both at once. Nothing is allocated per round once the buffers exist.
+    exchange; `mix` is both at once. Nothing is allocated per round once the buffers exist: one copy of the hosted rows,
+    and for each process that sends here one message, or, of tensors above a few MB, two packets of `chunk` bytes, whose
+    columns are summed as they land.
 
     Args:
         schedule: the mixing matrix of each round.
         placement: which rows this process hosts; all of them if None.
         transport: how bytes reach the other processes; needed unless the placement hosts all rows.
         seed: of the randomness that algorithms and compressors draw.
+        chunk: bytes of a packet; every process must have the same.
+
+    Attributes:
+        meter: counts what was sent.
+        background: whether a large message is summed up by a thread while the caller computes between `send` and
+            `receive` (overlap), into one row more. Small ones, and the first packets of large ones, cross in any case.
     """
 
     def __init__(
@@ -38,6 +71,7 @@ class Network:
         placement: Placement | None = None,
         transport: Transport | None = None,
         seed: int = 0,
+        chunk: int = CHUNK,
     ) -> None:
         placement = placement or Placement.here(schedule.n)
         if placement.n != schedule.n:
@@ -53,10 +87,13 @@ class Network:
         self.rows, self.n = placement.rows, placement.n
         self.meter = Meter(self.n)
         self._plans: OrderedDict[int, Plan] = OrderedDict()
-        self._packets: dict[tuple, Packet] = {}
-        self._copies: dict[tuple, Tensor] = {}
-        self._sent: tuple[Tensor, ...] | Payload | None = None
-        self._arriving: dict[int, Packet] = {}
+        self._limit = math.inf if placement.alone else chunk
+        self._messages: dict[tuple, Message] = {}
+        self._sent: Route | Payload | None = None
+        self._route: Route | None = None  # of the exchange in flight, if it involves other processes
+        self.background = False
+        self._sums: dict[tuple, tuple[Tensor, ...]] = {}
+        self._collecting: tuple[Future, tuple[Tensor, ...]] | None = None
         self._rings: dict[int, Edges] = {}
         self.begin(0)
 
@@ -85,15 +122,24 @@ class Network:
             )
         payload = message[0] if isinstance(message[0], Payload) else None
         parts = payload.parts() if payload is not None else cast("tuple[Tensor, ...]", message)
+        if isinstance(payload, Dense) and not self.placement.alone:
+            payload = None  # plain rows, so they may travel in packets
         specs = spec(parts)
-        packed = self._post(parts, specs)
-        if payload is not None:
-            self._sent = payload
-        elif packed is not None:
-            self._sent = packed.parts
-        else:
-            self._sent = tuple(self._copy(place, p) for place, p in enumerate(parts))
         self.meter.record(self.plan.edges, row_bits(specs))
+        if payload is not None and self.placement.alone:
+            self._sent = payload
+            return
+        key = specs, payload is None
+        route = self.plan.routes.get(key)
+        if route is None:
+            route = self.plan.routes[key] = self._route_of(specs, payload is None, parts[0].device)
+        for rows, copy in route.fills:
+            copy.fill(parts, rows)
+        self._sent = route if payload is None else payload
+        self._depart(route)
+        if self.background and len(route.steps) > WINDOW:
+            sums = self._sums_like(parts)
+            self._collecting = self._pool.submit(self._collect, route, sums, 1.0), sums
 
     def receive(self, *into: Tensor, scale: float = 1.0) -> None:
         """Apply what arrived: into_i += scale · (Σ_j W_ij sent_j − sent_i), one buffer per tensor of the message.
@@ -105,23 +151,30 @@ class Network:
             raise RuntimeError(f"nothing was sent in round {self.round}: call net.send before net.receive")
         if isinstance(sent, Payload):
             sent.add_into(into[0], self.plan.local, scale)
+            for q, packet, _ in self._arrive():
+                sent.like(packet.parts).add_into(into[0], self.plan.remote[q], scale)
+            return
+        assert sent.own is not None
+        if len(into) != len(sent.own.specs):
+            raise ValueError(
+                f"{len(sent.own.specs)} tensors were sent as one message and {len(into)} given to receive into: one each"
+            )
+        if self._collecting is None:
+            self._collect(sent, into, scale)
         else:
-            for buffer, part in zip(into, sent, strict=True):
-                self.plan.local.add(buffer, part, scale)
-        for q, packet in self._arrived():
-            block = self.plan.remote[q]
-            if isinstance(sent, Payload):
-                sent.like(packet.parts).add_into(into[0], block, scale)
-            else:
-                for buffer, part in zip(into, packet.parts, strict=True):
-                    block.add(buffer, part, scale)
+            (future, sums), self._collecting = self._collecting, None
+            cast("Transport", self.transport).wait(future, self.round)
+            for buffer, total in zip(into, sums):
+                buffer.add_(total.view(buffer.shape), alpha=scale)
 
     @property
     def in_flight(self) -> tuple[Tensor, ...]:
         """The parts of the message that was sent and not received yet; none if there is no such message."""
         if self._sent is None:
             return ()
-        return self._sent.parts() if isinstance(self._sent, Payload) else self._sent
+        if isinstance(self._sent, Payload):
+            return self._sent.parts()
+        return cast("Message", self._sent.own).read()
 
     def mix(self, *rows: Tensor) -> None:
         """One exchange: each tensor x becomes W x in place. Several tensors are one message."""
@@ -138,13 +191,21 @@ class Network:
         arrived = messages.new_empty((self.plan.in_edges.shape[1], *messages.shape[1:]))
         arrived[enter] = messages[leave]
         specs = spec((messages,))
-        outgoing = {}
-        for q, edges in out.items():
-            outgoing[q] = self._packet("edges out", q, specs, len(edges))
-            torch.index_select(messages, 0, edges, out=outgoing[q].parts[0])
-        self._start(outgoing, {q: self._packet("edges in", q, specs, len(edges)) for q, edges in into.items()})
-        for q, packet in self._arrived():
-            arrived[into[q]] = packet.parts[0]
+        key = specs, "edges"
+        route = self.plan.routes.get(key)
+        if route is None:
+            device = messages.device
+            fills: list[tuple[Tensor | None, Message]] = [
+                (e, self._message("edges out", s, specs, len(e), device)) for s, e in enumerate(out.values())
+            ]
+            incoming = [self._message("edges in", s, specs, len(e), device) for s, e in enumerate(into.values())]
+            steps = self._steps(dict(zip(out, (copy for _, copy in fills))), dict(zip(into, incoming)))
+            route = self.plan.routes[key] = Route(None, fills, steps)
+        for edges, copy in route.fills:
+            copy.fill((messages,), edges)
+        self._depart(route)
+        for q, packet, _ in self._arrive():
+            arrived[into[q]] = packet.parts[0].to(arrived.device)
         self.meter.record(self.plan.edges, row_bits(specs))
         return arrived
 
@@ -183,60 +244,121 @@ class Network:
 
     # -- buffers ---------------------------------------------------------------------------------------------------
 
-    def _post(self, parts: tuple[Tensor, ...], specs: tuple) -> Packet | None:
-        """Start sending; returns the packet that holds all hosted rows, if one was made."""
-        if self.placement.alone:
-            return None
-        made: dict[tuple[int, ...], Packet] = {}
-        outgoing, everything = {}, tuple(range(len(self.rows)))
+    def _depart(self, route: Route) -> None:
+        """Start the first packets."""
+        self._route = route if route.steps else None
+        for number in range(WINDOW):
+            self._start(route, number)
+
+    def _start(self, route: Route, number: int) -> None:
+        if number < len(route.steps):
+            step = route.steps[number]
+            for packet in step.outgoing:
+                packet.seal(self.round, self.placement.rank, self._sequence, number)
+            cast("Transport", self.transport).start(step.batch, self.round)
+            self.meter.wire_bytes += step.sent
+
+    def _finish(self, step: Step, number: int, background: bool = False) -> None:
+        cast("Transport", self.transport).finish(background)
+        for q, packet, _ in step.incoming:
+            packet.check(self.round, q, self._sequence, number)
+
+    def _arrive(self) -> list[tuple[int, Packet, tuple[Piece, ...]]]:
+        """What the only step of an exchange brought."""
+        route, self._route = self._route, None
+        if route is None:
+            return []
+        (step,) = route.steps
+        self._finish(step, 0)
+        self._sequence += 1
+        return step.incoming
+
+    def _collect(self, route: Route, into: tuple[Tensor, ...], scale: float) -> None:
+        """Add the hosted rows' part of the sum, and each packet as it lands; then let the next one come."""
+        self._route = None
+        local, remote, own = self.plan.local, self.plan.remote, cast("Message", route.own)
+        background = self.background and len(route.steps) > WINDOW
+        for number, (mine, step) in enumerate(zip_longest(zip(own.packets, own.pieces), route.steps)):
+            if mine is not None:
+                for part, piece in zip(mine[0].parts, mine[1]):
+                    local.add(piece.of(into), part, scale)
+            if step is not None:
+                self._finish(step, number, background)
+                for q, packet, pieces in step.incoming:
+                    for part, piece in zip(packet.parts, pieces):
+                        remote[q].add(piece.of(into), part, scale)
+                self._start(route, number + WINDOW)
+        self._sequence += bool(route.steps)
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    def _route_of(self, specs: tuple[Spec, ...], rows_themselves: bool, device: torch.device) -> Route:
+        """Compile the current W for such a message; `rows_themselves` may be cut and are kept, a payload is not."""
+        limit = self._limit if rows_themselves else math.inf
+        made: dict[tuple[int, ...], Message] = {}
+        everything = tuple(range(len(self.rows)))
+        if rows_themselves:
+            made[everything] = self._message("own", 0, specs, len(everything), device, limit)
+        outgoing = {}
         for q, rows in self.plan.sends.items():
             key = tuple(rows.tolist())
             if key not in made:
-                packet = made[key] = self._packet("out", len(made), specs, len(rows))
-                for part, place in zip(parts, packet.parts):
-                    if key == everything:
-                        place.copy_(part)
-                    else:
-                        torch.index_select(part, 0, rows, out=place)
+                made[key] = self._message("out", len(made), specs, len(rows), device, limit)
             outgoing[q] = made[key]
         incoming = {
-            q: self._packet("in", slot, specs, block.shape[1])
+            q: self._message("in", slot, specs, block.shape[1], device, limit, WINDOW)
             for slot, (q, block) in enumerate(self.plan.remote.items())
         }
-        self._start(outgoing, incoming)
-        return made.get(everything)
+        fills = [(None if rows == everything else torch.tensor(rows), copy) for rows, copy in made.items()]
+        return Route(made.get(everything), fills, self._steps(outgoing, incoming))
 
-    def _start(self, outgoing: dict[int, Packet], incoming: dict[int, Packet]) -> None:
-        if self.transport is None:
-            return
-        for packet in outgoing.values():
-            packet.seal(self.round, self.placement.rank, self._sequence)
-            self.meter.wire_bytes += packet.buffer.numel()
-        self._arriving = incoming
-        self.transport.start(
-            {q: p.buffer for q, p in outgoing.items()}, {q: p.buffer for q, p in incoming.items()}, self.round
-        )
+    def _steps(self, outgoing: dict[int, Message], incoming: dict[int, Message]) -> list[Step]:
+        """Packet s of every message crosses in step s, at both of its ends."""
+        steps = []
+        for s in range(max((len(m.packets) for m in (*outgoing.values(), *incoming.values())), default=0)):
+            out = {q: m.packets[s] for q, m in outgoing.items() if s < len(m.packets)}
+            into = [(q, m.packets[s], m.pieces[s]) for q, m in incoming.items() if s < len(m.packets)]
+            batch = cast("Transport", self.transport).prepare(
+                {q: p.buffer for q, p in out.items()}, {q: p.buffer for q, p, _ in into}
+            )
+            steps.append(Step(batch, list(dict.fromkeys(out.values())), into, sum(p.length for p in out.values())))
+        return steps
 
-    def _arrived(self) -> list[tuple[int, Packet]]:
-        arriving, self._arriving = self._arriving, {}
-        if self.transport is not None:
-            self.transport.finish()
-            for q, packet in arriving.items():
-                packet.check(self.round, q, self._sequence)
-            self._sequence += 1
-        return list(arriving.items())
+    def _message(
+        self,
+        kind: str,
+        slot: int,
+        specs: tuple[Spec, ...],
+        rows: int,
+        device: torch.device,
+        limit: float = math.inf,
+        rooms: int | None = None,
+    ) -> Message:
+        """Persistent buffers; by slot, not by peer, so that a schedule of many peers holds only one round's worth."""
+        key = kind, slot, specs, rows, limit
+        if key not in self._messages:
+            staged = self.transport is not None and self.transport.staged
+            self._messages[key] = Message(specs, rows, limit, rooms, "cpu" if staged else device)
+        return self._messages[key]
 
-    def _packet(self, *key) -> Packet:
-        """A persistent buffer; by slot, not by peer, so that a schedule of many peers holds only one round's worth."""
-        if key not in self._packets:
-            self._packets[key] = Packet(*key[2:])
-        return self._packets[key]
+    def _sums_like(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One zeroed row of sums per hosted row."""
+        specs = spec(parts)
+        if specs not in self._sums:
+            self._sums[specs] = tuple(torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parts)
+        for total in self._sums[specs]:
+            total.zero_()
+        return self._sums[specs]
 
-    def _copy(self, place: int, x: Tensor) -> Tensor:
-        key = place, x.dtype, x.shape
-        if key not in self._copies:
-            self._copies[key] = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return self._copies[key].copy_(x)
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "gossip")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers held for messages."""
+        sums = sum(total.nbytes for totals in self._sums.values() for total in totals)
+        return sums + sum(message.nbytes for message in self._messages.values())
 
     def _record_all_reduce(self, x: Tensor) -> None:
         """Worker i sends every chunk but one twice round the ring: 2 (n − 1) messages, 2 (n − 1) / n rows."""

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,17 @@ class Block:
 
     def add(self, into: Tensor, source: Tensor, scale: float = 1.0) -> None:
         """into[i] += scale · Σ_j weight[i, j] · source[j], in place; rows (m, …) and (r, …)."""
+        source = source.to(into.device)
         if self.shape[0] == 1 or into.dtype not in (torch.float32, torch.float64):
-            for i, j, w in zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()):
+            for i, j, w in self._entries:
                 into[i].add_(source[j], alpha=scale * w)
         elif self.weight.numel():
             flat = into.view(len(into), -1)  # refuses a layout in which it would be a copy and the sum be lost
             flat.addmm_(self._matrix(into), source.reshape(len(source), -1), alpha=scale)
+
+    @cached_property
+    def _entries(self) -> list[tuple[int, int, float]]:
+        return list(zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()))
 
     def _matrix(self, like: Tensor) -> Tensor:
         """Sparse rows, or a dense matrix where a quarter of it or more is filled."""
@@ -108,6 +114,7 @@ class Plan:
 
         self.out_edges, self.in_edges = ordered(from_here), ordered(to_here)
         self.edges = Edges(self.out_edges[0], self.out_edges[1], torch.ones_like(self.out_edges[0]))
+        self.routes: dict[tuple, Any] = {}  # what the network compiles for messages of given dtypes and shapes
         self._owner, self._rank = owner, rank
 
     @cached_property

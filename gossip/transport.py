@@ -2,30 +2,82 @@
 
 import contextlib
 import datetime
+import logging
 import os
+import re
 import socket
 import struct
 import sys
-from typing import Any
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
 TIMEOUT = 300.0  # seconds; a slow worker is not a dead one
+_CLOSED = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|pair closure", re.IGNORECASE)
+
+logger = logging.getLogger("gossip")
+
+
+_OPEN: "weakref.WeakSet[Transport]" = weakref.WeakSet()
 
 
 class PeerError(RuntimeError):
     """An exchange that did not complete: names the rank, the peer, the round and the message."""
 
 
+class Leg(NamedTuple):
+    """One buffer's way in an exchange, or a collective with everybody."""
+
+    what: str
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        return self.what
+
+    @property
+    def of(self) -> str:
+        return "another rank" if self.peer is None else f"rank {self.peer}"
+
+
+class Batch(NamedTuple):
+    """Buffers that are posted together; made once by `Transport.prepare` and posted every round."""
+
+    legs: list[Leg]
+    buffers: list[list[Tensor]]
+    receives: int  # the first so many are received, the others sent
+    sent: int  # bytes
+
+
+class Waiting(NamedTuple):
+    """What a rank is blocked by, for the watchdog."""
+
+    since: float
+    round: int
+    leg: Leg
+
+
 class Transport:
     """Point-to-point messages between the processes of a group, and the few collectives that metrics need.
 
     Exchanges and collectives run in groups of their own, so that an average may be taken while an exchange is in flight.
+    Every wait is bounded; one that takes a tenth of the bound is reported by a warning of the logger `gossip`.
 
     Args:
         group: the processes that take part; the default group if None. It must be initialised.
         timeout: bound of every wait in seconds.
+
+    Attributes:
+        messages, bytes: buffers and bytes handed to other processes.
+        waited: seconds for which the caller was blocked by exchanges.
+        exchanging: seconds during which an exchange was in flight.
+        spans: (name, start, end, round) of every exchange and wait while it is a list, for a timeline.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> None:
@@ -37,74 +89,131 @@ class Transport:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
+        self.messages, self.bytes, self.waited, self.exchanging = 0, 0, 0.0, 0.0
+        self.spans: list[tuple[str, float, float, int]] | None = None
+        if group is not None:
+            _level(group)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        # A timed-out wait closes a gloo pair for good, so the bound belongs to the group and is never polled.
-        self._collectives = dist.new_group(
-            ranks, timeout=datetime.timedelta(seconds=timeout), use_local_synchronization=group is not None
-        )
-        self._works: list[tuple[dist.Work, str]] = []
+        # A timed-out wait closes a gloo pair for good, so the bound belongs to the groups and is never polled.
+        bound, local = datetime.timedelta(seconds=timeout), group is not None
+        self._exchanges: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
+        self._collectives: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
+        self.staged = dist.get_backend(group) == "gloo"  # messages must lie in main memory
+        self._pending: deque[tuple[int, Batch, list[dist.Work]]] = deque()
+        self._began = 0.0
         self._round = -1
+        self._waiting: list[Waiting | None] = [None, None]  # in an exchange, in a collective
+        threading.Thread(target=_watch, args=(weakref.ref(self), timeout), name="gossip watchdog", daemon=True).start()
+        self.unfinished: dict[int, Callable[[], None]] = {}  # what completes an exchange that somebody left in flight
+        _OPEN.add(self)
         self.barrier()  # every rank is here, and NCCL's first batched exchange needs all of them warmed up
 
-    def start(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor], round: int) -> None:
-        """Post an exchange: receives first, peers in rank order, one contiguous buffer each way per peer.
+    def prepare(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> Batch:
+        """Compile an exchange: receives first, peers in rank order, one contiguous buffer each way per peer."""
+        into, out = sorted(incoming.items()), sorted(outgoing.items())
+        legs = [Leg(f"receive {b.numel():,} bytes from rank {peer}", peer) for peer, b in into]
+        legs += [Leg(f"send {b.numel():,} bytes to rank {peer}", peer) for peer, b in out]
+        return Batch(legs, [[b] for _, b in into + out], len(into), sum(b.numel() for _, b in out))
 
-        The buffers must be left alone until `finish`.
-        """
+    def start(self, batch: Batch, round: int) -> None:
+        """Post an exchange; several may be in flight. Its buffers must be left alone until `finish`."""
+        now = time.perf_counter()
+        if not self._pending:
+            self._began = now
         self._round = round
-        ops, notes = [], []
-        for peer, buffer in sorted(incoming.items()):
-            ops.append(dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=peer))
-            notes.append(f"receive {buffer.numel()} bytes from rank {peer}")
-        for peer, buffer in sorted(outgoing.items()):
-            ops.append(dist.P2POp(dist.isend, buffer, group=self.group, group_peer=peer))
-            notes.append(f"send {buffer.numel()} bytes to rank {peer}")
-        if not ops:  # a rank that is idle in this round; batch_isend_irecv refuses an empty list
-            return
-        with self._explained("; ".join(notes)):
-            works = dist.batch_isend_irecv(ops)
-        whole = ["; ".join(notes)] * len(works)
-        self._works = list(zip(works, notes if len(works) == len(notes) else whole))
+        works: list[dist.Work] = []
+        legs, receives, group = batch.legs, batch.receives, self._exchanges
+        leg = Leg("post an exchange")
+        try:
+            if not legs:  # a rank that is idle in this round
+                pass
+            elif self.staged:  # one by one, to know which failed
+                for place, (leg, buffer) in enumerate(zip(legs, batch.buffers)):
+                    peer: Any = leg.peer
+                    works.append(group.recv(buffer, peer, 0) if place < receives else group.send(buffer, peer, 0))
+            else:
+                ops = [
+                    dist.P2POp(dist.irecv if i < receives else dist.isend, b[0], group=group, group_peer=leg.peer)
+                    for i, (leg, b) in enumerate(zip(legs, batch.buffers))
+                ]
+                works = dist.batch_isend_irecv(ops)
+        except (RuntimeError, ValueError) as error:
+            raise self._explained(leg, round, now, error) from error
+        self._pending.append((round, batch, works))
+        self.messages += len(legs) - receives
+        self.bytes += batch.sent
 
-    def finish(self) -> None:
-        """Wait until every buffer of the last `start` has arrived or left."""
-        works, self._works = self._works, []
-        for work, note in works:
-            with self._explained(note):
+    def finish(self, background: bool = False) -> None:
+        """Wait until every buffer of the oldest exchange in flight has arrived or left.
+
+        In the `background` the seconds are not counted as waited.
+        """
+        round, batch, works = self._pending.popleft()
+        begun = time.perf_counter()
+        legs = batch.legs if len(works) == len(batch.legs) else [Leg("; ".join(map(str, batch.legs)))] * len(works)
+        for work, leg in zip(works, legs):
+            self._waiting[0] = Waiting(begun, round, leg)
+            try:
                 work.wait()
+            except (RuntimeError, ValueError) as error:
+                raise self._explained(leg, round, begun, error) from error
+        self._waiting[0] = None
+        now = time.perf_counter()
+        if works and not background:
+            self._waited("wait", begun, now, round)
+        if not self._pending and batch.legs:
+            self.exchanging += now - self._began
+            if self.spans is not None:
+                self.spans.append(("exchange", self._began, now, round))
+
+    def wait(self, future: Future, round: int) -> None:
+        """Wait for an exchange that is finished in the background."""
+        begun = time.perf_counter()
+        future.result()
+        self._waited("wait", begun, time.perf_counter(), round)
+
+    def _waited(self, name: str, begun: float, now: float, round: int) -> None:
+        self.waited += now - begun
+        if self.spans is not None:
+            self.spans.append((name, begun, now, round))
 
     def sum_(self, x: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
-        with self._explained("all-reduce a sum"):
+        with self._collective("all-reduce a sum"):
             dist.all_reduce(x, group=self._collectives)
         return x
 
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite a tensor by that of rank `source`, in place."""
-        with self._explained(f"broadcast from rank {source}"):
-            dist.broadcast(x, group=self._collectives, group_src=source)  # pyrefly: ignore[bad-argument-type]
+        with self._collective(f"broadcast from rank {source}"):
+            dist.broadcast(x, group=self._collectives, group_src=source)
         return x
 
     def gather(self, item: Any) -> list[Any]:
         """One picklable object from each rank, in rank order, at every rank."""
         items: list[Any] = [None] * self.size
-        with self._explained("gather"):
+        with self._collective("gather"):
             dist.all_gather_object(items, item, group=self._collectives)
         return items
 
     def collect(self, item: Any) -> list[Any]:
         """One picklable object from each rank, in rank order, at rank 0; nothing elsewhere."""
         items: list[Any] = [None] * self.size if self.rank == 0 else []
-        with self._explained("collect"):
+        with self._collective("collect"):
             dist.gather_object(item, items or None, group=self._collectives, group_dst=0)
         return items
 
     def deal(self, items: list[Any]) -> Any:
         """To each rank its own of the picklable objects that rank 0 has a list of."""
         mine: list[Any] = [None]
-        with self._explained("deal"):
+        with self._collective("deal"):
             dist.scatter_object_list(mine, items if self.rank == 0 else None, group=self._collectives, group_src=0)
         return mine[0]
+
+    def settle(self) -> None:
+        """Complete what was left in flight, so that nobody's messages are waited for in vain; every rank must do it."""
+        while self.unfinished:
+            self.unfinished.pop(next(iter(self.unfinished)))()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -123,14 +232,60 @@ class Transport:
                     )
 
     @contextlib.contextmanager
-    def _explained(self, note: str):
+    def _collective(self, what: str):
+        begun, leg = time.perf_counter(), Leg(what)
+        self._waiting[1] = Waiting(begun, self._round, leg)
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise PeerError(
-                f"rank {self.rank} could not {note} in round {self._round} (bound {self.timeout:g} s): the peer is dead, "
-                f"stuck or slower than the bound; look at that rank's log, or raise the timeout. {error}"
-            ) from error
+            raise self._explained(leg, self._round, begun, error) from error
+        finally:
+            self._waiting[1] = None
+
+    def _explained(self, leg: Leg, round: int, begun: float, error: Exception) -> PeerError:
+        """A peer that is gone is told from one that is slow, by how long it took to find out."""
+        self._waiting[0] = None
+        if time.perf_counter() - begun > 0.9 * self.timeout:
+            return PeerError(
+                f"rank {self.rank} could not {leg} in round {round}: no answer within {self.timeout:g} s; {leg.of} is stuck "
+                f"or slower than the bound: look at its log, or raise the timeout. {error}"
+            )
+        closed = "connection closed" if _CLOSED.search(str(error)) else "the exchange failed"
+        return PeerError(
+            f"rank {self.rank} lost {leg.of} in round {round} ({closed}) and could not {leg}: that process ended or gave up; "
+            f"look at its log first. {error}"
+        )
+
+
+def _watch(ref: weakref.ref, timeout: float) -> None:
+    """Warn once of each wait that takes a tenth of the bound."""
+    warned = None
+    while (transport := ref()) is not None:
+        for waiting in transport._waiting:
+            if waiting is None or waiting is warned:
+                continue
+            seconds = time.perf_counter() - waiting.since
+            if seconds > timeout / 10:
+                warned = waiting
+                logger.warning(
+                    "rank %d has waited %.3g s for %s in round %d, to %s; it gives up after %g s",
+                    *(transport.rank, seconds, waiting.leg.of, waiting.round, waiting.leg, timeout),
+                )
+        del transport
+        time.sleep(min(1.0, timeout / 50))
+
+
+def _level(group: dist.ProcessGroup) -> None:
+    """Let all ranks of a group be in equally many groups.
+
+    torch names a group that some ranks make on their own by their ranks and by how many groups a process has, and waits
+    for ever where ranks differ in that because one of them is in another group as well.
+    """
+    counts: list[Any] = [None] * dist.get_world_size(group)
+    own = len(dist.distributed_c10d._world.pg_names)
+    dist.all_gather_object(counts, own, group=group)
+    for _ in range(max(counts) - own):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def connect(
@@ -195,6 +350,8 @@ def disconnect() -> None:
     """Leave the process group, after a last barrier so that nobody leaves while another still waits for its message."""
     if dist.is_initialized():
         try:
+            while _OPEN:
+                _OPEN.pop().settle()
             dist.barrier()
         except RuntimeError as error:
             raise PeerError(
