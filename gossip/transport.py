@@ -12,8 +12,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
