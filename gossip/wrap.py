@@ -131,6 +131,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.steps = self.skipped = 0
         self._model, self._in_flight, self._exchanges, self._joining = model, False, True, False
 
+        transport.settle()  # a former optimizer may have left its last exchange in flight
         self.row = row = ModelRow(optimizer)
         facts: dict[str, Any] = row.facts()
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
@@ -187,8 +188,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             if self.steps % self.local_steps == 0:
                 if not self._in_flight:
                     self._send(self.rounds - 1)
-                self.gossip = self.algorithm.receive(self.gossip, self.net)
-                self._in_flight = False
+                self._receive()
                 if self._buffers is not None:
                     self._buffers.mix(self.net)
                 if self.overlap:
@@ -199,7 +199,18 @@ class GossipOptimizer(torch.optim.Optimizer):
     def _send(self, round: int | None = None) -> None:
         self.net.begin(self.rounds if round is None else round)
         self.algorithm.send(self.gossip, self.net)
+        self._leave_in_flight()
+
+    def _leave_in_flight(self) -> None:
         self._in_flight = True
+        if self.overlap and self.net.transport:
+            self.net.transport.unfinished[id(self)] = self.finish
+
+    def _receive(self) -> None:
+        self.gossip = self.algorithm.receive(self.gossip, self.net)
+        self._in_flight = False
+        if self.net.transport:
+            self.net.transport.unfinished.pop(id(self), None)
 
     @property
     def rounds(self) -> int:
@@ -291,13 +302,15 @@ class GossipOptimizer(torch.optim.Optimizer):
         return float(self.net.mean((x - self.net.mean(x)).square().sum(1)))
 
     def finish(self) -> None:
-        """With `overlap`: wait for the exchange in flight and apply it. Call it on every rank when training is over."""
+        """With `overlap`: wait for the exchange in flight and apply it. Call it on every rank when training is over.
+
+        `gossip.disconnect` does, and so does the next `wrap` on the same transport.
+        """
         if self._in_flight:
             with torch.no_grad():
-                self.gossip = self.algorithm.receive(self.gossip, self.net)
+                self._receive()
                 self.algorithm.params(self.gossip)
                 self.row.refresh()
-            self._in_flight = False
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's parameters, gossip state, the wrapped optimizer's state, the buffers of `model`, and what is in flight.
@@ -341,7 +354,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         if state_dict["in_flight"] is not None:  # every rank saved its half of the exchange: post it again
             self.net.begin(self.rounds)
             self.net.send(*self._message(state_dict["in_flight"]))
-            self._in_flight = True
+            self._leave_in_flight()
         self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)  # last: it has the message in flight already
 
     def _message(self, parts: list[Tensor]) -> tuple[Any, ...]:

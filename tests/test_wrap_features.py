@@ -1,8 +1,13 @@
 """What training loops do around `gossip.wrap`: scalers, half precision, overlap, uneven loops, groups, sharded models."""
 
 import copy
+import io
+import os
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,7 +137,6 @@ LOOPS = {  # model, optimizer of a model, loop
     "channels_last": (Images, lambda m: sgd(m.parameters(), momentum=0.9), plain),
     "autocast": (partial(Net, dtype=torch.float32), lambda m: sgd(m.parameters()), autocast),
     "compiled": (Net, lambda m: sgd(m.parameters()), compiled("eager")),
-    "compiled, autograd too": (Net, lambda m: sgd(m.parameters()), compiled("aot_eager")),
 }
 
 
@@ -220,7 +224,7 @@ def test_an_overflow_skips_one_local_update_and_no_exchange(world, name):
     for step in range(STEPS):
         g = gradient(x, torch.arange(N), step)
         if clip:
-            g *= (CLIP / g.norm(dim=1, keepdim=True)).clamp(max=1)
+            g *= (CLIP / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
         steps = torch.tensor([(worker, step) != ODD for worker in range(N)])[:, None]
         if isinstance(algorithm, gossip.DPSGD):
             x = W @ torch.where(steps, x - 0.1 * g, x)
@@ -288,10 +292,7 @@ def test_half_precision_is_mixed_by_a_float32_master(world, dtype):
         torch.testing.assert_close(got.mean(0), last.x.mean(0), rtol=0, atol=2e-3)
 
 
-MIXES = 10_000
-
-
-def drifting(rank, transport):
+def drifting(rank, transport, mixes=300):
     """Local steps of rate 0, so that only mixing moves the models."""
     model = nn.Linear(3, 2, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -300,15 +301,30 @@ def drifting(rank, transport):
         SGD(model.parameters(), lr=0.0), gossip.DPSGD(), graphs.star(N), transport=transport, broadcast=False
     )
     start = optimizer.row.x.clone()
-    for _ in range(MIXES):
+    for _ in range(mixes):
         optimizer.step()
     return start, optimizer.row.x.clone()
 
 
-def test_the_mean_does_not_drift_in_half_precision(world):
-    start, end = (torch.cat([said["drifting"][i] for said in world]).double() for i in range(2))
+def _drift(found):
+    start, end = (torch.cat(rows).double() for rows in zip(*found))
     assert float((end - end.mean(0)).abs().max()) < 1e-5
     assert float((end.mean(0) / start.mean(0) - 1)[:6].abs().max()) < 1e-5
+
+
+def test_the_mean_does_not_drift_in_half_precision(world):
+    _drift([said["drifting"] for said in world])
+
+
+def _drifting_long(rank, size, store):
+    found = drifting(rank, gossip.connect(rank, size, store), 10_000)
+    gossip.disconnect()
+    return found
+
+
+@pytest.mark.slow
+def test_the_mean_does_not_drift_in_ten_thousand_mixes(tmp_path):
+    _drift(values(launch(_drifting_long, N, tmp_path, timeout=110)))
 
 
 # -- buffers -------------------------------------------------------------------------------------------------------
@@ -352,7 +368,7 @@ def test_buffers_stay_local_or_are_mixed_and_counters_never(world):
         assert count.tolist() == [2, 3, 4, 5]
         if policy == "mix":
             mean, second = W @ mean, W @ (var + mean**2)
-            assert float((second - mean**2 - W @ var).min()) > 0.01  # what the workers' means differ by
+            assert float((second - mean**2 - W @ var).min()) > 0.001  # what the workers' means differ by
             var = second - mean**2
         for wanted, got in zip((mean, var, count), zip(*after)):
             torch.testing.assert_close(torch.stack(got), wanted, rtol=0, atol=1e-12)
@@ -436,6 +452,128 @@ def changes(rank, transport):
 
 def test_what_changes_after_wrap_is_refused_and_hooks_run(world):
     assert [said["changes"] for said in world] == N * [["before", "inner before", "inner after", "after"]]
+
+
+# -- overlap -------------------------------------------------------------------------------------------------------
+
+_momentum = partial(SGD, lr=0.05, momentum=0.9)
+OVERLAPPED = {  # algorithm, mixing, local steps
+    "dpsgd": (gossip.DPSGD(_momentum), RING, 1),
+    "dpsgd, local steps": (gossip.DPSGD(_momentum), graphs.one_peer_exponential(N), 2),
+    "choco, top-k": (gossip.Choco(_momentum, gossip.TopK(0.2), 0.3), RING, 1),
+    "choco, random-k": (gossip.Choco(_momentum, gossip.RandK(0.2), 0.3), RING, 1),
+    "choco, identity": (gossip.Choco(_momentum), RING, 2),
+    "sgp": (gossip.SGP(_momentum), graphs.one_peer_exponential(N), 1),
+}
+SAVED, LAST = 3, 7  # with two local steps, in the middle of a round
+
+
+def _overlapping(name, rank, transport):
+    algorithm, mixing, local_steps = OVERLAPPED[name]
+    model = Net()
+    optimizer = gossip.wrap(
+        _momentum(model.parameters()), algorithm, mixing, local_steps=local_steps, overlap=True, transport=transport
+    )
+    return model, optimizer
+
+
+def overlapped(rank, transport):
+    """All but the last case end with a message in flight, which the next wrap must not trip over."""
+    said = {}
+    for name in OVERLAPPED:
+        model, optimizer = _overlapping(name, rank, transport)
+        rows, file = [], io.BytesIO()
+        for step in range(LAST):
+            plain(model, optimizer, rank, step)
+            rows.append(flat(model))
+            if step + 1 == SAVED:
+                torch.save(optimizer.state_dict(), file)
+                with optimizer.average_model():  # a collective beside the exchange in flight
+                    average = flat(model)
+                assert torch.equal(flat(model), rows[-1])
+        bits = int(optimizer.net.meter.bits.sum())
+        said[name] = torch.stack(rows), file.getvalue(), bits, average
+    optimizer.finish()
+    optimizer.finish()
+    return said
+
+
+def _resumed(rank, size, store, saved):
+    transport = gossip.connect(rank, size, store)
+    said = {}
+    for name in OVERLAPPED:
+        model, optimizer = _overlapping(name, rank, transport)
+        optimizer.load_state_dict(torch.load(io.BytesIO(saved[rank][name]), weights_only=True))
+        assert optimizer._in_flight
+        rows = [flat(model)]
+        for step in range(SAVED, LAST):
+            plain(model, optimizer, rank, step)
+            rows.append(flat(model))
+        said[name] = torch.stack(rows), int(optimizer.net.meter.bits.sum())
+    gossip.disconnect()  # with a message in flight
+    return said
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_overlap_is_the_overlapped_engine(world, name):
+    algorithm, mixing, local_steps = OVERLAPPED[name]
+    rounds = LAST // local_steps
+    records = gossip.simulate(
+        gradient, algorithm, mixing, rounds, x0=flat(Net()), local_steps=local_steps, overlap=True
+    )  # fmt: skip
+    for record in records:
+        x = torch.stack([said["overlapped"][name][0][record.round * local_steps - 1] for said in world])
+        torch.testing.assert_close(x, record.x, rtol=0, atol=1e-10)
+    assert float((record.x[0] - record.x[1]).abs().max()) > 1e-4
+    sent = sum(said["overlapped"][name][2] for said in world)
+    assert sent == record.bits * (rounds + 1) // rounds  # one message is in flight
+    for said in world:
+        rows, _, _, average = said["overlapped"][name]
+        x = torch.stack([other["overlapped"][name][0][SAVED - 1] for other in world])
+        torch.testing.assert_close(average, x.mean(0), rtol=0, atol=1e-12)
+
+
+def test_a_message_in_flight_is_saved_and_goes_on_in_other_processes(world, tmp_path):
+    saved = [{name: said["overlapped"][name][1] for name in OVERLAPPED} for said in world]
+    for rank, said in enumerate(values(launch(_resumed, N, tmp_path, saved))):
+        for name, (rows, bits) in said.items():
+            unbroken = world[rank]["overlapped"][name]
+            assert torch.equal(rows, unbroken[0][SAVED - 1 :]), name
+            assert bits == unbroken[2]
+
+
+EXITS = """
+import os, sys
+import torch, gossip, graphs
+
+def work(rank):
+    transport = gossip.connect(rank, 2, sys.argv[1], timeout=20)
+    model = torch.nn.Linear(100, 100)
+    optimizer = gossip.wrap(torch.optim.SGD(model.parameters(), lr=0.1), gossip.DPSGD(), graphs.complete(2), overlap=True)
+    for step in range(3):
+        model(torch.ones(100)).sum().backward()
+        optimizer.step()
+    if sys.argv[2] == "disconnect":
+        gossip.disconnect()
+
+child = os.fork()
+work(int(child == 0))
+os.write(1, b"done ")
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ["disconnect", "just end"])
+def test_a_script_may_end_with_a_message_in_flight(tmp_path, how):
+    root = Path(gossip.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS, f"file://{tmp_path}/store", how],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done done "), done.stderr
+    assert "rror" not in done.stderr
 
 
 # -- uneven loops --------------------------------------------------------------------------------------------------
@@ -596,7 +734,7 @@ def test_two_nodes_of_two_shards_equal_two_workers(world, name):
 
 # -- one start of four processes for all of these ------------------------------------------------------------------
 
-PARTS = [loops, scaled, half, drifting, buffers, changes, joined, some, nodes]
+PARTS = [loops, scaled, half, drifting, buffers, changes, overlapped, joined, some, nodes]
 
 
 def _run(rank, size, store):
