@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
 import gossip
 import graphs
-from experiments import launch
+from experiments import launch, train
 
 SOON = 60.0  # seconds; the bound of waits is 300, so nothing that ends sooner has waited for it
 
@@ -213,6 +215,47 @@ def test_what_cannot_be_sent_is_named(target):
         target.__module__ = __name__
     with pytest.raises(ValueError, match=r"(?s)cannot be sent to its processes \(.*(lambda|local|lock).*not lambdas"):
         launch.run_processes(target, (), 2)
+
+
+def _stalls(rank, transport, send):
+    if rank == 1:
+        time.sleep(60)
+    transport.barrier()
+
+
+def test_the_timeout_bounds_every_wait():
+    began = time.monotonic()
+    with pytest.raises(launch.WorkerError, match=r"rank 0 failed[\s\S]*no answer within 4 s"):
+        launch.run_processes(_stalls, (), 2, timeout=4.0)
+    assert time.monotonic() - began < SOON
+
+
+@pytest.mark.slow
+def test_processes_that_are_spawned(monkeypatch, tmp_path):
+    """The only way on Windows, and the default on macOS."""
+    context = multiprocessing.get_context("spawn")
+    method = multiprocessing.get_start_method(allow_none=True)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    items = []
+    try:
+        results = launch.run_processes(_works, (10,), 2, items.append, logs=tmp_path)
+        assert isinstance(multiprocessing.get_context(), type(context))
+        with pytest.raises(ValueError, match="cannot be sent to its processes"):
+            launch.run_processes(lambda rank, transport, send: rank, (), 2)
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+    assert [r[:2] for r in results] == [(0, 1.0), (10, 1.0)]
+    assert len(items) == 6
+    assert "hello from 1" in (tmp_path / "rank-1.log").read_text()
+
+
+def test_the_slurm_launcher_composes_where_its_plugin_is():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install 'gossip-sgd[slurm]'")
+    with initialize_config_dir(str(Path(train.__file__).parent / "conf"), version_base="1.3"):
+        overrides = ["hydra/launcher=slurm", "hydra.launcher.account=me", "hydra.launcher.partition=gpu", "n=4"]
+        launcher = compose("train", overrides, return_hydra_config=True).hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.account, launcher.partition, launcher.timeout_min) == ("me", "gpu", 60)
 
 
 def _multiplies(rank, transport, send):
