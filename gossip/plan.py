@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphs import Schedule
+
 from .placement import Placement
+from .wire import CHUNK, Spec, cut
 
 
 @dataclass
@@ -129,3 +132,119 @@ class Plan:
         out = {q: (target == q).nonzero()[:, 0] for q in target.unique().tolist() if q != self._rank}
         into = {q: (source == q).nonzero()[:, 0] for q in source.unique().tolist() if q != self._rank}
         return inside, out, into
+
+
+def verify(
+    schedule: Schedule,
+    blocks: tuple[tuple[int, ...], ...],
+    specs: tuple[Spec, ...] = ((torch.float32, (1,)),),
+    chunk: int = CHUNK,
+    window: int = 2,
+    plans: int = 256,
+) -> int:
+    """Check that the processes' plans of a schedule fit together: what is sent is awaited, and no order can deadlock.
+
+    The rounds of one period are run through as the processes would run them, each at its own speed: it posts `window`
+    packets per peer, waits for the oldest, posts the next.
+
+    Args:
+        schedule: the mixing matrices.
+        blocks: the workers of each process.
+        specs: dtype and row shape of each tensor of the message.
+        chunk: bytes of a packet.
+        window: packets in flight.
+        plans: bound on the work, as the number of rounds times the number of processes; at least one round is checked.
+
+    Returns:
+        The number of rounds that were checked.
+
+    Raises:
+        ValueError: names the round, both processes and what differs, or who waits for whom.
+
+    >>> import graphs
+    >>> verify(graphs.one_peer_exponential(8), ((0, 1, 2), (3, 4), (5, 6, 7)))
+    3
+    """
+    processes = range(len(blocks))
+    rounds = min(schedule.period or 64, max(1, plans // len(blocks)))
+    work: list[list[tuple[int, int, dict[int, int], dict[int, int]]]] = [[] for _ in processes]
+    for k in range(rounds):
+        made = [Plan(schedule(k), Placement(blocks, p)) for p in processes]
+        for p in processes:
+            for q in processes:
+                sent = [blocks[p][i] for i in made[p].sends[q].tolist()] if q in made[p].sends else []
+                awaited = made[q].remote[p].shape[1] if p in made[q].remote else 0
+                if len(sent) != awaited:
+                    raise ValueError(
+                        f"in round {k} process {p} sends {len(sent)} rows to process {q}, which awaits {awaited}: "
+                        "schedule(k) must be the same matrix whenever and wherever it is asked for"
+                    )
+        sizes = [
+            (
+                {q: _sizes(specs, len(rows), chunk) for q, rows in plan.sends.items()},
+                {q: _sizes(specs, block.shape[1], chunk) for q, block in plan.remote.items()},
+            )
+            for plan in made
+        ]
+        for p, (out, into) in enumerate(sizes):
+            for s in range(max(map(len, (*out.values(), *into.values())), default=0)):
+                leaving = {q: packets[s] for q, packets in out.items() if s < len(packets)}
+                arriving = {q: packets[s] for q, packets in into.items() if s < len(packets)}
+                work[p].append((k, s, leaving, arriving))
+    _run(work, window)
+    return rounds
+
+
+def _sizes(specs: tuple[Spec, ...], rows: int, chunk: int) -> list[int]:
+    """Bytes of each packet, without headers."""
+    return [
+        sum(rows * specs[p.part][0].itemsize * (p.stop - p.start) for p in pieces) for pieces in cut(specs, rows, chunk)
+    ]
+
+
+def _run(work: list[list[tuple[int, int, dict[int, int], dict[int, int]]]], window: int) -> None:
+    """Let every process go as far as it can, until all are done or none can go on.
+
+    A step is (round, packet, bytes to each process, bytes from each process). It is over once both ends of each of its
+    transfers are posted, in the order of posting for each pair of processes; a round's first step is posted after the
+    last round is over.
+    """
+    posted, over = [0] * len(work), [0] * len(work)
+    legs: dict[tuple[int, int, str], list[tuple[int, int, int]]] = {}
+    need: list[list[list[tuple[int, int, str, int]]]] = [[] for _ in work]
+    moved = True
+    while moved:
+        moved = False
+        for p, steps in enumerate(work):
+            while posted[p] < len(steps) and posted[p] < over[p] + window:
+                k, s, out, into = steps[posted[p]]
+                if posted[p] > over[p] and steps[over[p]][0] != k:
+                    break
+                waits = []
+                for q, size, key, other in [(q, b, (p, q, "out"), "in") for q, b in out.items()] + [
+                    (q, b, (q, p, "in"), "out") for q, b in into.items()
+                ]:
+                    mine = legs.setdefault(key, [])
+                    waits.append((key[0], key[1], other, len(mine)))
+                    mine.append((k, s, size))
+                    theirs = legs.get((key[0], key[1], other), [])
+                    if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
+                        raise ValueError(
+                            f"processes {p} and {q} differ in what passes from {key[0]} to {key[1]}: (round, packet, "
+                            f"bytes) = {mine[-1]} at {p} and {theirs[len(mine) - 1]} at {q}; both must follow one schedule"
+                        )
+                need[p].append(waits)
+                posted[p] += 1
+                moved = True
+            while over[p] < posted[p] and all(len(legs.get((a, b, e), [])) > i for a, b, e, i in need[p][over[p]]):
+                over[p] += 1
+                moved = True
+    stuck = []
+    for p, steps in enumerate(work):
+        if over[p] < len(steps):
+            k, s, out, into = steps[over[p]]
+            waits = need[p][over[p]] if over[p] < len(need[p]) else []
+            on = sorted({a if b == p else b for a, b, e, i in waits if len(legs.get((a, b, e), [])) <= i})
+            stuck.append(f"process {p} waits for {on} in round {k}, packet {s} ({sum({**out, **into}.values())} bytes)")
+    if stuck:
+        raise ValueError("the exchange would deadlock: " + "; ".join(stuck))

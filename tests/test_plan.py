@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphs
 from gossip import Placement
-from gossip.plan import Block, Plan
+from gossip.plan import Block, Plan, _run, verify
 
 
 @st.composite
@@ -109,3 +110,66 @@ def test_a_block_adds_into_rows_of_any_memory_layout_or_refuses(shape):
     else:
         block.add(into, source)
         assert torch.equal(into, 0.5 * source.flip(0))
+
+
+# -- the checker ---------------------------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "ring": lambda: graphs.as_schedule(graphs.ring(8)),
+    "star": lambda: graphs.as_schedule(graphs.star(8)),
+    "directed": lambda: graphs.static(graphs.uniform(graphs.exponential(8))),
+    "one peer": lambda: graphs.one_peer_exponential(8),
+    "matchings": lambda: graphs.matchings(graphs.torus(2, 4)),
+    "base": lambda: graphs.base_graph(8, 1),
+    "drop": lambda: graphs.drop(0.3, graphs.as_schedule(graphs.complete(8)), seed=0),
+    "every": lambda: graphs.every(3, graphs.as_schedule(graphs.ring(8))),
+    "idle": lambda: graphs.cycle([torch.eye(8, dtype=torch.float64), graphs.metropolis(graphs.path(8))]),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("blocks", [tuple((i,) for i in range(8)), ((5, 0), (3,), (4, 1, 2), (6, 7))], ids=len)
+def test_every_schedule_passes_in_any_placement_also_in_packets(make, blocks):
+    schedule = make()
+    rounds = verify(schedule, blocks, ((torch.float32, (100,)), (torch.float64, ())), chunk=256, plans=40)
+    assert rounds == min(schedule.period or 64, 40 // len(blocks))
+
+
+@given(st.data())
+def test_any_matrix_passes(data):
+    W = data.draw(matrices())
+    blocks = data.draw(partitions(len(W)))
+    assert verify(graphs.static(W), blocks, ((torch.float32, (70,)),), chunk=64) == 1
+
+
+def test_a_schedule_that_changes_its_mind_is_refused():
+    """As one would that draws from a generator of its own."""
+    answers = iter([graphs.metropolis(graphs.ring(4)), *[graphs.metropolis(graphs.path(4))] * 9])
+
+    class Fickle:
+        n, period = 4, None
+
+        def __call__(self, k):
+            return next(answers)
+
+    with pytest.raises(
+        ValueError, match=r"in round 0 process 0 sends 1 rows to process 3, which awaits 0: schedule\(k\)"
+    ):
+        verify(Fickle(), ((0,), (1,), (2,), (3,)), plans=4)
+
+
+def test_who_waits_for_whom_is_said_of_a_deadlock():
+    """Process 1 awaits what process 0 sends only in its second round, before it sends what process 0 awaits in its first."""
+    work = [[(0, 0, {}, {1: 4}), (1, 0, {1: 8}, {})], [(0, 0, {}, {0: 8}), (1, 0, {0: 4}, {})]]
+    with pytest.raises(
+        ValueError, match=r"process 0 waits for \[1\] in round 0, packet 0 \(4 bytes\); process 1 waits for \[0\]"
+    ):
+        _run(work, window=2)
+
+
+def test_transfers_of_different_lengths_are_refused():
+    work = [[(0, 0, {1: 8}, {})], [(0, 0, {}, {0: 4})]]
+    with pytest.raises(
+        ValueError, match=r"differ in what passes from 0 to 1: .* = \(0, 0, 4\) at 1 and \(0, 0, 8\) at 0"
+    ):
+        _run(work, window=2)
