@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 import gossip
 from experiments import metrics
 from gossip import checkpoint
+from gossip.plan import verify
 from graphs import Schedule
 
 CHECKPOINT = "checkpoint.pt"
@@ -108,7 +109,10 @@ def train(
     """
     task, algorithm, schedule, _ = setup
     rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
+    if placement is not None and transport is not None:
+        verify(schedule, placement.blocks, plans=64)
     net = gossip.Network(schedule, placement, transport, config["seed"])
+    net.background = config["overlap"]
     rank = net.placement.rank
     state = algorithm.init(task.initial().expand(len(net.rows), -1).clone())
     start, seconds = 0, 0.0
