@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 METRICS, RUN = "metrics.jsonl", "run.json"
-STATUSES = ("running", "done", "failed", "incompatible")
+STATUSES = ("running", "done", "failed", "incompatible", "diverged", "interrupted")
+RESULTS = ("done", "incompatible", "diverged")  # of a run that ended as its config would have it
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PACKAGES = ("gossip-sgd", "torch", "numpy", "torch-geometric", "hydra-core", "wandb")
 
@@ -217,6 +218,8 @@ class Writer:
     def __exit__(self, kind, error, trace) -> None:
         if error is None:
             self.finish()
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted", "interrupted by the user")
         else:
             self.finish("failed", "".join(traceback.format_exception(kind, error, trace)))
 

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -92,6 +93,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known := tuple(known)), 1)
     return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+
+
+def inside(key: str, conf: Path) -> str:
+    """Where an option of that name lives, if some group's files have it: "did you mean optimizer.lr?"."""
+    for group in GROUPS:
+        if any(f"\n{key}:" in file.read_text(encoding="utf-8") for file in (conf / group).glob("*.yaml")):
+            return f"did you mean {group}.{key}?"
+    return ""
 
 
 def _refuse_none(node: Any, path: str) -> None:

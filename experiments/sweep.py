@@ -50,7 +50,7 @@ class Sweep(Callback):
             self.bar.update(len(jobs(folder)) - self.bar.n)
             self.bar.close()
         print(summary(folder), flush=True)
-        if any(run.status["status"] not in ("done", "incompatible") for run in jobs(folder).values()):
+        if any(run.status["status"] not in records.RESULTS for run in jobs(folder).values()):
             sys.exit(1)
 
 

@@ -6,11 +6,13 @@ torchrun --nproc-per-node 4 -m experiments.train launch=blocks n=16
 """
 
 import logging
+import math
 import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,20 @@ from experiments import launch, records, schema, sweep, tracking
 from experiments.trainer import Setup, build, hosted, resumable, train
 
 log = logging.getLogger(__name__)
+CONF = Path(__file__).parent / "conf"
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 
 
-def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str = "") -> torch.Tensor | None:
+def run(
+    config: dict[str, Any],
+    folder: Path,
+    keep: bool = False,
+    progress: str = "",
+    say: Callable[[str], object] = lambda text: None,
+) -> torch.Tensor | None:
     """One run of a resolved config: checked here, hosted wherever `launch` says, recorded in `folder`.
 
-    Returns the trajectory (evaluations, n, d) if `keep`.
+    Returns the trajectory (evaluations, n, d) if `keep`. `say` gets the task's report before the run and a summary after it.
 
     Raises:
         gossip.Incompatible: the algorithm refuses the schedule.
@@ -51,7 +60,7 @@ def run(config: dict[str, Any], folder: Path, keep: bool = False, progress: str 
     if config["resume"] is not None:
         config = config | {"resume": str(Path(config["resume"]).resolve())}
         begun = _begun(config, setup, folder)
-    recorded = partial(_recorded, config, setup, folder, progress, begun)
+    recorded = partial(_recorded, config, setup, folder, progress, say, begun)
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
         try:
@@ -95,7 +104,14 @@ def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str,
 
 
 def _recorded(
-    config: dict[str, Any], setup: Setup, folder: Path, progress: str, begun: list[dict[str, Any]], rank: int, go: Any
+    config: dict[str, Any],
+    setup: Setup,
+    folder: Path,
+    progress: str,
+    say: Callable[[str], object],
+    begun: list[dict[str, Any]],
+    rank: int,
+    go: Any,
 ) -> Any:
     """Run with record, tracker and progress bar at rank 0; `begun` are the rows of the run that is resumed."""
     if rank != 0:
@@ -103,8 +119,7 @@ def _recorded(
     report = getattr(setup.task, "report", None)
     if report is not None:
         log.info("%s", report())
-        if config["progress"] and not progress:
-            print(report(), flush=True)
+        say(report())
     header = records.header(config, setup.topology if hasattr(setup.topology, "edge_index") else None)
     planned = config["rounds"]
     resume = config["resume"] is not None
@@ -125,15 +140,20 @@ def _recorded(
         for row in begun:
             emit(row)
         result = go(emit)
-    if config["progress"] and not progress:
-        print(_summary(writer.last, folder), flush=True)
+        last = writer.last
+        if not math.isfinite(last["consensus/distance"]):
+            reason = f"diverged: the models are not finite at round {last['round']}; lower optimizer.lr"
+            writer.finish("diverged", reason + (" or algorithm.gamma" if "gamma" in config["algorithm"] else ""))
+    say(_summary(last, folder))
     return result
 
 
 def _summary(row: dict[str, Any], folder: Path) -> str:
     lines = [f"round {row['round']}, {row['megabytes']:.4g} MB sent per worker, {row['seconds']:.3g} s of training"]
     lines += [f"{name:>24} {value:.6g}" for name, value in row.items() if "/" in name]
-    return "\n".join([*lines, f"record: {folder}"])
+    status = records.read(folder).status
+    reason = [status["reason"]] if status["status"] == "diverged" else []
+    return "\n".join([*lines, *reason, f"record: {folder}"])
 
 
 def message(error: BaseException) -> str:
@@ -152,7 +172,10 @@ def _main(cfg: DictConfig) -> None:
     try:
         try:
             config = schema.resolved(cfg)
-            run(config, folder, progress=" ".join(hydra_config.overrides.task) if swept else "")
+            if swept:
+                run(config, folder, progress=" ".join(hydra_config.overrides.task))
+            else:
+                run(config, folder, say=partial(print, flush=True))
         finally:
             if not swept and rank == 0:  # not before: resume=runs/latest means the run before this one
                 sweep.point(folder)
@@ -161,7 +184,8 @@ def _main(cfg: DictConfig) -> None:
         expected = isinstance(cause, (ValueError, FileNotFoundError, launch.WorkerError))
         if rank == 0:
             log.error("%s", traceback.format_exc())
-            _record_failure(folder, cfg.rounds, cause, message(error) if expected else traceback.format_exc())
+            reason = message(error) if expected else f"{traceback.format_exc()}\n{message(error)}"
+            _record_failure(folder, cfg.rounds, cause, reason)
         if swept:  # the sweep goes on, and tells at its end
             return
         if not expected and not isinstance(error, (InstantiationException, OmegaConfBaseException)):
@@ -190,10 +214,11 @@ def cli() -> None:
         key, _, value = override.partition("=")
         if value == "null" and key in schema.GROUPS:
             sys.exit(f"error: {override}: a group takes the name of one of its files; --help lists them")
-        top = re.split("[./@]", key)[0]
+        top = re.split("[./@]", key.lstrip("+"))[0]
         near = schema.suggestion(top, schema.KEYS)
-        if top.isidentifier() and top not in (*schema.KEYS, "hydra") and "did you mean" in near:
-            sys.exit(f"error: {override}: there is no key {top} in the config; {near}")
+        inside = schema.inside(top, CONF)
+        if top.isidentifier() and top not in (*schema.KEYS, "hydra") and (inside or "did you mean" in near):
+            sys.exit(f"error: {override}: there is no key {top} in the config; {inside or near}")
     if launch.under_torchrun():
         if any(a in ("-m", "--multirun") for a in sys.argv[1:]):
             sys.exit(
@@ -208,7 +233,7 @@ def cli() -> None:
                 "hydra.run.dir=.",
             ]
     try:
-        hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "conf"), config_name="train")(_main)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(_main)()
     except KeyboardInterrupt:
         if not launch.under_torchrun() or os.environ["RANK"] == "0":
             print("\ninterrupted", file=sys.stderr, flush=True)

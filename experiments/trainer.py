@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,10 +60,9 @@ def build(config: Mapping[str, Any]) -> Setup:
     task = instantiate(nodes.task)
     if task.n != config["n"]:
         raise ValueError(f"n={config['n']} and the task has {task.n} workers: give both the same n, task.n=${{n}}")
+    start = task.initial()
     try:
-        algorithm.init(
-            task.initial()[None].clone()
-        )  # the optimizer's options are only known to be right once it is made
+        algorithm.init(start[None].clone())  # the optimizer's options are only known to be right once it is made
     except (ArithmeticError, TypeError) as error:
         raise ValueError(
             f"{type(algorithm).__name__} cannot start ({error}): look at optimizer.* and scheduler.*"
@@ -128,7 +128,8 @@ def train(
         g, losses = task.gradient(x, net.rows, step)
         return g
 
-    def evaluate(done: int, seconds: float) -> None:
+    def evaluate(done: int, seconds: float) -> bool:
+        """Hand out a row of metrics; False if the models are not finite any more."""
         x = algorithm.params(state)
         average = net.mean(x.double())  # in float32 the mean of equal rows is not one of them
         squared = metrics.squared_distances(x, average[0])
@@ -150,6 +151,7 @@ def train(
             emit(row)
             if everyone is not None:
                 trajectory.append(everyone.clone())
+        return math.isfinite(row["consensus/distance"])
 
     if start == 0:
         evaluate(0, 0.0)
@@ -162,8 +164,8 @@ def train(
             if done % every and not last and not saves:
                 continue
             seconds += time.perf_counter() - began
-            if done % every == 0 or last:
-                evaluate(done, seconds)
+            if (done % every == 0 or last) and not evaluate(done, seconds):
+                break
             if saves and folder is not None:
                 table = checkpoint.table(state, net, done)
                 if rank == 0:

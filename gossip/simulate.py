@@ -116,7 +116,7 @@ def consensus(
     rounds: int,
     *,
     compressor: Compressor | None = None,
-    gamma: float = 1.0,
+    gamma: float | None = None,
     seed: int = 0,
     history: bool = False,
     force: bool = False,
@@ -128,7 +128,7 @@ def consensus(
     Args:
         x: rows (n, d), or (n,) for one number per worker; left as it is.
         mixing: a schedule, a mixing matrix, or a topology.
-        gamma: consensus step size γ of CHOCO-Gossip; 1 without a compressor.
+        gamma: consensus step size γ of CHOCO-Gossip; the compressor's start value if None.
         history: also return (1/n) Σ ‖x_i − x̄‖² after each round, (rounds,) float64.
         force: allow weights that do not preserve the average, with a warning.
 
@@ -140,7 +140,7 @@ def consensus(
     schedule = as_schedule(mixing)
     if x.shape[0] != schedule.n:
         raise ValueError(f"x has {x.shape[0]} rows and the mixing {schedule.n} workers: pass one row per worker")
-    if compressor is None and gamma != 1:
+    if compressor is None and gamma not in (None, 1):
         raise ValueError(
             f"gamma={gamma!r} without a compressor: γ is CHOCO-Gossip's; pass compressor=gossip.Identity() to use it"
         )

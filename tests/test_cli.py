@@ -108,6 +108,7 @@ def test_help(tmp_path):
         "compressor: identity, randk, sign, topk",
         "launch: blocks, here, workers",
         "rounds: 300",
+        "evaluate_every    rounds between evaluations",
     ):
         assert line in done.stdout
     assert not list(tmp_path.iterdir())
@@ -196,6 +197,8 @@ def test_an_error_is_one_paragraph_and_on_record(tmp_path):
     [
         ("compresor.ratio=0.1", "there is no key compresor in the config; did you mean compressor?"),
         ("algoritm=choco", "there is no key algoritm in the config; did you mean algorithm?"),
+        ("gamma=0.3", "there is no key gamma in the config; did you mean algorithm.gamma?"),
+        ("+lr=0.3", "there is no key lr in the config; did you mean optimizer.lr?"),
         ("partition=null", "a group takes the name of one of its files"),
     ],
 )

@@ -168,7 +168,7 @@ def refused(overrides, tmp_path, monkeypatch):
             ["algorithm=choco", "algorithm.gamma=None"],
             r"gamma=None is text here: for no value write algorithm.gamma=null",
         ),
-        (["algorithm=choco", "algorithm.gamma=null"], r"algorithm.gamma=null, and gossip.Choco needs a number"),
+        (["compressor=topk", "compressor.ratio=null"], r"compressor.ratio=null, and gossip.TopK needs a number"),
         (["algorithm=choco", "algorithm.gamma=0"], r"gamma=0 is not in \(0, 2\].*consensus step size"),
         (["optimizer.lr=bad"], r"optimizer.lr=bad is text, and torch.optim.SGD takes a number"),
         (["optimizer.lr=-1"], r"Invalid learning rate: -1"),
@@ -252,3 +252,19 @@ def test_a_failing_worker_is_on_record(tmp_path, kind):
     assert record.status["status"] == "failed"
     assert "worker 2 divides" in record.status["reason"]
     assert [row["round"] for row in record.rows] == [0, 2]
+
+
+def test_a_run_whose_models_are_not_finite_stops_and_says_so(tmp_path):
+    said = []
+    run(config("task=quadratic", "optimizer.lr=1e9", "rounds=100"), tmp_path / "run", say=said.append)
+    status = records.read(tmp_path / "run").status
+    assert status["status"] == "diverged"
+    assert status["done"] < 100
+    assert "lower optimizer.lr" in status["reason"]
+    assert status["reason"] in said[-1]
+
+
+@pytest.mark.parametrize(("compressor", "gamma"), [("identity", 1.0), ("topk", 0.04), ("randk", 0.01), ("sign", 0.5)])
+def test_choco_starts_from_the_gamma_of_its_compressor(compressor, gamma):
+    setup = trainer.build(config("algorithm=choco", f"compressor={compressor}"))
+    assert setup.algorithm.step == pytest.approx(gamma)

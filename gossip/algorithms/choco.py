@@ -39,31 +39,41 @@ class Choco(Algorithm):
     Args:
         optimizer: makes the local optimizer from parameters.
         compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
-        gamma: consensus step size γ > 0; the coarser the compressor, the smaller: with identity 1, with top-k of 1 % about
-            0.05. Beyond a stability limit the models drift apart.
+        gamma: consensus step size γ > 0; the compressor's own start value if None. The coarser the compressor, the smaller:
+            1 with identity, 0.04 with top-k of 1 %; beyond a stability limit the models drift apart, so tune with care.
     """
 
     optimizer: OptimizerFactory = sgd
     compressor: Compressor = Identity()
-    gamma: float = 1.0
+    gamma: float | None = None
 
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     overlaps = True
     reads_gradient = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 2:
+        if self.gamma is None and not hasattr(self.compressor, "gamma"):
+            raise ValueError(
+                f"gamma=None, and {type(self.compressor).__name__} names no start value (a property `gamma`): pass gamma, "
+                "near the compressor's δ at first"
+            )
+        if not 0 < self.step <= 2:
             raise ValueError(
                 f"gamma={self.gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression "
                 "and near the compressor's δ for heavy compression"
             )
+
+    @property
+    def step(self) -> float:
+        """γ: as given, or the compressor's start value."""
+        return getattr(self.compressor, "gamma", 0.0) if self.gamma is None else self.gamma
 
     def rate(self, W: Tensor) -> float | None:
         """The SLEM of I − γ (I − W) without compression; with it, only bounds are known."""
         if not isinstance(self.compressor, Identity):
             return None
         W = W.to_dense()
-        return slem(W.mul(self.gamma) + (1 - self.gamma) * torch.eye(len(W), dtype=W.dtype))
+        return slem(W.mul(self.step) + (1 - self.step) * torch.eye(len(W), dtype=W.dtype))
 
     def init(self, x: Tensor) -> State:
         zeros = torch.zeros_like
@@ -81,5 +91,5 @@ class Choco(Algorithm):
 
     def receive(self, state: State, net: Network) -> State:
         net.receive(state.lag)  # lag_i += Σ_j W_ij q_j − q_i
-        state.x.add_(state.lag, alpha=self.gamma)
+        state.x.add_(state.lag, alpha=self.step)
         return state

@@ -38,6 +38,8 @@ class Identity:
         """The rows, in a private copy."""
         return Dense(x.clone())
 
+    gamma = 1.0
+
     def delta(self, d: int) -> float:
         """δ = 1."""
         return 1.0

@@ -26,6 +26,8 @@ class Sign:
         """Compress each row of (m, d)."""
         return Signs(_pack(x >= 0), x.abs().mean(1, keepdim=True), x.shape[1])
 
+    gamma = 0.5
+
     def delta(self, d: int) -> float:
         """δ = 1/d, reached by a row with one non-zero."""
         return 1 / d
