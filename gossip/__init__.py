@@ -3,14 +3,14 @@
 from graphs import Incompatible
 
 from . import rng
-from .algorithm import Algorithm, Gradient, State, check
+from .algorithm import Algorithm, Gradient, Rows, State, check
 from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
 from .compress import Compressor, Identity, Payload, RandK, Sign, TopK
 from .layout import Layout
 from .lockstep import lockstep
 from .meter import Meter
 from .network import Network
-from .optimizer import LocalOptimizer, scheduled, sgd
+from .optimizer import LocalOptimizer, OptimizerFactory, scheduled, sgd
 from .oracle import Oracle
 from .placement import Placement
 from .resume import load, save
@@ -35,12 +35,14 @@ __all__ = [
     "LocalOptimizer",
     "Meter",
     "Network",
+    "OptimizerFactory",
     "Oracle",
     "Payload",
     "PeerError",
     "Placement",
     "RandK",
     "Record",
+    "Rows",
     "Sign",
     "State",
     "Task",
