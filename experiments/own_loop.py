@@ -23,7 +23,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = gossip.wrap(
-        optimizer, gossip.Choco(compressor=gossip.TopK(0.1), gamma=0.4), graphs.ring(size), transport=transport
+        optimizer, gossip.Choco(compressor=gossip.TopK(0.1), gamma=0.2), graphs.ring(size), transport=transport
     )
 
     for _ in range(10):
