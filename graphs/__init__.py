@@ -9,6 +9,7 @@
 from graphs.advise import (
     advise,
 )
+from graphs.ceca import ceca
 from graphs.chance import (
     Matcha,
     epidemic,
@@ -39,6 +40,7 @@ from graphs.families import (
     grid,
     hypercube,
     path,
+    relay_tree,
     ring,
     star,
     torus,
@@ -164,6 +166,7 @@ __all__ = [
     "best_constant",
     "by_samples",
     "choco_gamma",
+    "ceca",
     "chordal",
     "circulant",
     "cliques",
@@ -243,6 +246,7 @@ __all__ = [
     "stationary",
     "stochastic_block",
     "torus",
+    "relay_tree",
     "tree",
     "uniform",
     "watts_strogatz",

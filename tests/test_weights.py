@@ -25,6 +25,7 @@ from graphs import (
     path,
     pull,
     push,
+    relay_tree,
     ring,
     sinkhorn,
     slem,
@@ -147,6 +148,7 @@ def test_published_trees():
         assert abs(slem(metropolis(tree(n))) - value) < 5.1e-7
     for n, value in {16: 0.975803, 32: 0.989922}.items():
         relay = from_edges([(0, 1)] + [(w, c) for w in range(1, n) for c in (2 * w, 2 * w + 1) if c < n])
+        assert relay == relay_tree(n)
         assert abs(slem(metropolis(relay)) - value) < 5.1e-7
 
 
