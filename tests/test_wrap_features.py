@@ -1,6 +1,7 @@
 """What training loops do around `gossip.wrap`: scalers, half precision, overlap, uneven loops, groups, sharded models."""
 
 import copy
+import gc
 import io
 import os
 import subprocess
@@ -22,6 +23,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import gossip
 import graphs
+from gossip.wire import CHUNK
 
 N, STEPS, BATCH = 4, 5, 6
 RING = graphs.ring(N)
@@ -180,6 +182,25 @@ def test_a_loop_equals_the_same_loop_by_hand(world, name):
     assert float((expected[0] - expected[1]).abs().max()) > 1e-3
     exact = 1e-6 if got.dtype == torch.float32 else 1e-5 if name == "Muon" else 1e-10  # Muon computes in bfloat16
     torch.testing.assert_close(got, expected, rtol=0, atol=exact)
+
+
+def _compiled_too(rank, size, store):
+    transport = gossip.connect(rank, size, store)
+    rows = []
+    for loop in (compiled("aot_eager"), plain):
+        model = Net()
+        optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), graphs.complete(2), transport=transport)
+        for step in range(STEPS):
+            loop(model, optimizer, rank, step)
+        rows.append(flat(model))
+    gossip.disconnect()
+    return rows
+
+
+@pytest.mark.slow
+def test_a_compiled_backward(tmp_path):
+    for fast, eager in values(launch(_compiled_too, 2, tmp_path, timeout=110)):
+        torch.testing.assert_close(fast, eager, rtol=0, atol=1e-10)
 
 
 # -- GradScaler ----------------------------------------------------------------------------------------------------
@@ -462,7 +483,7 @@ OVERLAPPED = {  # algorithm, mixing, local steps
     "dpsgd, local steps": (gossip.DPSGD(_momentum), graphs.one_peer_exponential(N), 2),
     "choco, top-k": (gossip.Choco(_momentum, gossip.TopK(0.2), 0.3), RING, 1),
     "choco, random-k": (gossip.Choco(_momentum, gossip.RandK(0.2), 0.3), RING, 1),
-    "choco, identity": (gossip.Choco(_momentum), RING, 2),
+    "choco, identity": (gossip.Choco(_momentum, gossip.Identity(), 1.0), RING, 2),
     "sgp": (gossip.SGP(_momentum), graphs.one_peer_exponential(N), 1),
 }
 SAVED, LAST = 3, 7  # with two local steps, in the middle of a round
@@ -634,6 +655,25 @@ def test_loops_of_uneven_length(world, name):
         assert (rounds, steps) == (most // local_steps, most)
 
 
+def _one_raises(rank, size, store):
+    transport = gossip.connect(rank, size, store, timeout=30)
+    model = Net()
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), RING, transport=transport)
+    with optimizer.join():
+        for step in range(STEPS):
+            if (rank, step) == (1, 2):
+                raise KeyError("bad batch")
+            plain(model, optimizer, rank, step)
+
+
+def test_an_exception_inside_join_is_seen_at_once(tmp_path):
+    began = time.monotonic()
+    outcomes = launch(_one_raises, N, tmp_path)
+    assert time.monotonic() - began < 20  # below the bound of 30 s
+    for rank, outcome in enumerate(outcomes):
+        assert ("KeyError: 'bad batch'" if rank == 1 else "PeerError") in outcome.error
+
+
 # -- some of the ranks ---------------------------------------------------------------------------------------------
 
 
@@ -672,7 +712,7 @@ def test_groups_of_ranks(world):
 INSIDE = {
     "ddp": (gossip.DPSGD(), "ddp"),
     "fsdp2": (gossip.DPSGD(), "fsdp2"),
-    "fsdp2, choco": (gossip.Choco(gamma=0.5), "fsdp2"),
+    "fsdp2, choco": (gossip.Choco(compressor=gossip.Identity(), gamma=0.5), "fsdp2"),
     "fsdp2, tracking": (gossip.GradientTracking(), "fsdp2"),
     "fsdp2, overlap": (gossip.SGP(), "fsdp2"),
 }
@@ -730,6 +770,62 @@ def test_two_nodes_of_two_shards_equal_two_workers(world, name):
         torch.testing.assert_close(got.double(), last.x[rank // 2], rtol=0, atol=1e-5)
         assert distance == 0
         assert d == (24 if name == "ddp" else [16, 8][rank % 2])
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+WIDE = 6 * 2**20  # 24 MiB a row
+HELD = {  # rows beyond the model, its gradients and the optimizer's buffers
+    "dpsgd": (gossip.DPSGD(), {}, 2),
+    "dpsgd, overlap": (gossip.DPSGD(), {"overlap": True}, 2),
+    "choco": (gossip.Choco(compressor=gossip.TopK(0.01), gamma=0.1), {}, 3),
+    "sgp": (gossip.SGP(), {}, 3),
+}
+
+
+def _held(model, optimizer):
+    """Bytes of all storages that some tensor is a view of."""
+    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    tensors = [t for t in tensors if t.layout == torch.strided and t.device.type == "cpu"]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _memory(rank, size, store):
+    transport = gossip.connect(rank, size, store)
+    said = {}
+    for name, (algorithm, options, _) in HELD.items():
+        model = nn.Linear(WIDE // 4, 4, bias=False)
+        inner = sgd(model.parameters(), momentum=0.9)
+        x = torch.ones(WIDE // 4)
+
+        def step(optimizer, model=model, x=x):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        gc.collect()
+        before = _held(model, inner) + 4 * WIDE  # the momentum
+        optimizer = gossip.wrap(inner, algorithm, RING, transport=transport, **options)
+        for _ in range(2):
+            step(optimizer)
+        gc.collect()
+        said[name] = (_held(model, inner) - before) / (4 * WIDE)
+        optimizer.finish()
+        del optimizer, inner, model, x, step
+        gc.collect()
+    gossip.disconnect()
+    return said
+
+
+@pytest.mark.slow
+def test_no_row_per_neighbour_is_held(tmp_path):
+    """Two neighbours, two packets of each, and room for payloads."""
+    chunks = 2 * 2 * CHUNK / (4 * WIDE)
+    for said in values(launch(_memory, N, tmp_path, timeout=110)):
+        for name, (_, _, rows) in HELD.items():
+            assert 0.9 < said[name] < rows + chunks + 0.1, name
 
 
 # -- one start of four processes for all of these ------------------------------------------------------------------
