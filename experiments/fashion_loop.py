@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=25, help="steps between evaluations and checkpoints")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--ratio", type=float, default=0.1, help="share of the coordinates that travel")
-    parser.add_argument("--gamma", type=float, default=0.4, help="consensus step size")
+    parser.add_argument("--gamma", type=float, default=0.2, help="consensus step size")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     return options
