@@ -383,7 +383,7 @@ def _disagrees(rank, size, store):
     def wrapped(model=lambda: nn.Linear(3, 3), algorithm=None, mixing=_RING, frozen=False, **options):
         module = model()
         module.weight.requires_grad_(not frozen)
-        algorithm = algorithm or gossip.Choco(optimizer=lambda params: SGD(params, lr=0.1))  # its repr has an address
+        algorithm = algorithm or gossip.Choco(lambda params: SGD(params, lr=0.1), gamma=1.0)  # its repr has an address
         return gossip.wrap(SGD(module.parameters(), lr=0.1), algorithm, mixing, transport=transport, **options)
 
     for name, (odd, changes, told) in DIFFERENT.items():
