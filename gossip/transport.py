@@ -100,7 +100,7 @@ class Transport:
         self._collectives: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
         self.staged = dist.get_backend(group) == "gloo"  # messages must lie in main memory
         self._pending: deque[tuple[int, Batch, list[dist.Work]]] = deque()
-        self._began = 0.0
+        self._began = self._recorded_from = 0.0
         self._round = -1
         self._waiting: list[Waiting | None] = [None, None]  # in an exchange, in a collective
         threading.Thread(target=_watch, args=(weakref.ref(self), timeout), name="gossip watchdog", daemon=True).start()
@@ -171,6 +171,33 @@ class Transport:
         begun = time.perf_counter()
         future.result()
         self._waited("wait", begun, time.perf_counter(), round)
+
+    def record(self) -> None:
+        """Begin a timeline, at the same moment on every rank."""
+        self.barrier()
+        self._recorded_from = time.perf_counter()
+        self.spans = []
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """End it, and return all ranks' events in Chrome's trace format; between two waits a rank computes."""
+        spans, self.spans, zero = self.spans or [], None, self._recorded_from
+        events: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
+        ]
+
+        def event(name: str, begin: float, end: float, round: int, track: int) -> None:
+            times = {"ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}
+            events.append({"name": name, "ph": "X", "pid": self.rank, "tid": track, "args": {"round": round}, **times})
+
+        free = zero
+        for name, begin, end, round in spans:
+            if name == "exchange":
+                event(name, max(begin, zero), end, round, 0)
+            else:
+                event("compute", free, max(begin, free), round, 1)
+                event(name, max(begin, free), end, round, 1)
+                free = end
+        return [e for each in self.gather(events) for e in each]
 
     def _waited(self, name: str, begun: float, now: float, round: int) -> None:
         self.waited += now - begun

@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import inspect
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,6 +19,7 @@ from .algorithm import Algorithm, check
 from .layout import Layout
 from .network import Network
 from .placement import Placement
+from .plan import verify
 from .row import ModelRow
 from .transport import TIMEOUT, Transport, connect
 
@@ -137,7 +140,10 @@ class GossipOptimizer(torch.optim.Optimizer):
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
         facts |= {"overlap": overlap, "buffers mixed": mix_buffers, "seed": seed, "schedule": _digest(schedule)}
         transport.agree(facts)
-        self.net = Network(schedule, Placement.even(schedule.n, transport.size, transport.rank), transport, seed)
+        placement = Placement.even(schedule.n, transport.size, transport.rank)
+        verify(schedule, placement.blocks, plans=64)
+        self.net = Network(schedule, placement, transport, seed)
+        self.net.background = overlap
 
         buffers = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
@@ -300,6 +306,43 @@ class GossipOptimizer(torch.optim.Optimizer):
         """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it. Of sharded models: of this shard, so sum them."""
         x = self.algorithm.params(self.gossip)
         return float(self.net.mean((x - self.net.mean(x)).square().sum(1)))
+
+    def report(self) -> dict[str, float]:
+        """What this worker's exchanges took: counts, bytes on the wire with headers, seconds, and the share hidden.
+
+        `overlap` is 1 − seconds waited / seconds exchanging: 0 if every exchange was waited for from its first byte on, 1
+        if all were over when their results were needed.
+        """
+        transport, meter = self.net.transport, self.net.meter
+        waited, exchanging = (transport.waited, transport.exchanging) if transport else (0.0, 0.0)
+        return {
+            "rounds": self.rounds,
+            "messages": int(meter.messages.sum()),
+            "bits": int(meter.bits.sum()),
+            "bytes": meter.wire_bytes,
+            "seconds waited": waited,
+            "seconds exchanging": exchanging,
+            "overlap": max(0.0, 1 - waited / exchanging) if exchanging else 0.0,
+        }
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike) -> Iterator[None]:
+        """Record a timeline of what happens inside; rank 0 then writes it for `chrome://tracing` or Perfetto.
+
+        One track per rank: computing and waiting in turn, exchanges in flight above. Every rank must enter and leave.
+        """
+        if (transport := self.net.transport) is None:
+            raise ValueError("a timeline shows exchanges, and there is one process only: start several")
+        transport.record()
+        try:
+            yield
+        except BaseException:
+            transport.spans = None  # the others may never come to gather
+            raise
+        events = transport.timeline()
+        if transport.rank == 0:
+            with open(path, "w") as file:
+                json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
     def finish(self) -> None:
         """With `overlap`: wait for the exchange in flight and apply it. Call it on every rank when training is over.

@@ -1,6 +1,9 @@
 """Real gloo processes: what goes wrong is detected, named and ended within seconds (gossip/transport.py)."""
 
+import json
+import logging
 import os
+import re
 import signal
 import time
 
@@ -135,6 +138,142 @@ def stuck(rank, size, store):
 def test_a_stuck_peer_is_given_up_after_the_bound(tmp_path):
     waited = values(launch(stuck, 2, tmp_path))[0]
     assert 1.5 < waited < 4.5
+
+
+def slow(rank, size, store):
+    """Rank 1 is late in round 1, but within the bound."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("gossip").addHandler(handler)
+    net = network(rank, size, store, timeout=10.0)
+    x = torch.zeros(1, 1000)
+    for k in range(3):
+        net.begin(k)
+        if rank == k == 1:
+            time.sleep(2)
+        net.mix(x)
+    gossip.disconnect()
+    return said
+
+
+def test_a_stall_is_warned_of_at_a_tenth_of_the_bound(tmp_path):
+    said = values(launch(slow, 2, tmp_path))
+    assert said[1] == []
+    (line,) = said[0]
+    assert re.fullmatch(
+        r"rank 0 has waited 1(\.\d+)? s for rank 1 in round 1, to receive 4,064 bytes from rank 1; it gives up after 10 s",
+        line,
+    )
+
+
+def packets(rank, size, store):
+    """A row of 1 MB in packets of 64 KB, with and without a thread, and what the transport counts."""
+    transport = gossip.connect(rank, size, store)
+    schedule = graphs.as_schedule(graphs.ring(size))
+    net = Network(schedule, Placement.even(size, size, rank), transport, chunk=1 << 16)
+    x = torch.full((1, 1 << 18), float(rank))
+    for k in range(4):
+        net.background = k % 2 == 1
+        net.begin(k)
+        net.send(x)
+        time.sleep(0.05)
+        net.receive(x)
+    net.background = True
+    net.begin(4)
+    net.send(x)
+    time.sleep(0.5)
+    before = transport.waited
+    net.receive(x)
+    counts = transport.messages, transport.bytes, net.meter.wire_bytes, transport.waited <= transport.exchanging
+    gossip.disconnect()
+    return x, counts, transport.waited - before
+
+
+def test_packets_over_real_connections(tmp_path):
+    said = values(launch(packets, 4, tmp_path))
+    W = torch.linalg.matrix_power(graphs.metropolis(graphs.ring(4)).to_dense(), 5)
+    expected = W @ torch.arange(4.0, dtype=torch.float64)
+    for i, (x, (messages, sent, metered, sane), _) in enumerate(said):
+        assert torch.allclose(x.double(), expected[i].expand_as(x), atol=1e-6)
+        assert messages == 5 * 2 * 16
+        assert sent == metered == 5 * 2 * ((1 << 20) + 16 * 64)
+        assert sane
+    assert min(waited for _, _, waited in said) < 0.2  # the thread had done it
+
+
+def traced(rank, size, store, path):
+    """Ten overlapped steps; each computes for at least 20 ms."""
+    gossip.connect(rank, size, store)
+    x = torch.nn.Parameter(torch.full((1000,), float(rank)))
+    sgd = torch.optim.SGD([x], lr=0.1)
+    optimizer = gossip.wrap(sgd, gossip.DPSGD(), graphs.ring(size), overlap=True, broadcast=False)
+    with optimizer.trace(path):
+        for _ in range(10):
+            time.sleep(0.02)
+            x.grad = torch.zeros_like(x)
+            optimizer.step()
+    optimizer.finish()
+    recording = optimizer.net.transport.spans
+    gossip.disconnect()
+    return optimizer.report(), recording
+
+
+def test_report_and_timeline(tmp_path):
+    path = tmp_path / "trace.json"
+    for report, recording in values(launch(traced, 2, tmp_path, path)):
+        assert recording is None
+        assert report["rounds"] == 10
+        assert report["messages"] >= 10
+        assert report["bytes"] == 11 * (4000 + 64)  # the last one was left in flight
+        assert 0 <= report["seconds waited"] <= report["seconds exchanging"]
+        assert report["overlap"] == 1 - report["seconds waited"] / report["seconds exchanging"]
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(2):
+        own = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
+        assert [e["args"]["round"] for e in own if e["name"] == "exchange"] == list(range(10))
+        turns = [e for e in own if e["tid"] == 1]
+        assert [e["name"] for e in turns] == ["compute", "wait"] * 10
+        assert all(a["ts"] + a["dur"] == pytest.approx(b["ts"]) for a, b in zip(turns, turns[1:]))
+        assert all(e["dur"] >= 15_000 for e in turns if e["name"] == "compute")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_thousand_rounds_with_idle_ranks_and_metrics_in_between(tmp_path):
+    outcomes = launch(soak, 4, tmp_path, 10_000, timeout=280)
+    for x, descriptors, threads in values(outcomes):
+        assert x == pytest.approx(1.5)
+        assert descriptors == 0
+        assert threads == 0
+
+
+def soak(rank, size, store, rounds):
+    """In a cycle: pair 0-1 only, pair 1-2 only, the ring; every hundredth round an average is taken in flight."""
+
+    def pair(i, j):
+        W = torch.eye(4, dtype=torch.float64)
+        W[[i, i, j, j], [i, j, i, j]] = 0.5
+        return W
+
+    schedule = graphs.cycle([pair(0, 1), pair(1, 2), graphs.metropolis(graphs.ring(4))])
+    net = Network(schedule, Placement.even(4, 4, rank), gossip.connect(rank, size, store))
+    x = torch.full((1, 50), float(rank), dtype=torch.float64)
+
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    for k in range(rounds):
+        net.begin(k)
+        net.send(x)
+        if k % 100 == 0:
+            assert float(net.mean(x)[0, 0]) == pytest.approx(1.5)
+        net.receive(x)
+        if k == 1000:
+            before = held()
+    after = held()
+    gossip.disconnect()
+    return float(x[0, 0]), after[0] - before[0], after[1] - before[1]
 
 
 def disagreeing(rank, size, store, facts):
