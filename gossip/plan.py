@@ -36,7 +36,7 @@ class Block:
 
     @cached_property
     def _entries(self) -> list[tuple[int, int, float]]:
-        return list(zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()))
+        return [e for e in zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()) if e[2]]
 
     def _matrix(self, like: Tensor) -> Tensor:
         """Sparse rows, or a dense matrix where a quarter of it or more is filled."""
