@@ -35,7 +35,7 @@ class Algorithm(ABC):
         requires: properties that the schedule must have (see `graphs.Schedule`).
         overlaps: whether `overlap` is allowed; the docstring then states the overlapped formula and its stability limit.
         steps_locally: whether several local steps between exchanges are defined.
-        reads_gradient: whether `compute` does more with the gradient than to hand it to the optimizer; if not, `wrap` copies none.
+        reads_gradient: whether `compute` does more with the gradient than hand it to the optimizer; if not, wrap copies none.
         exact: whether a constant learning rate reaches the exact optimum although the workers' data differ.
     """
 
