@@ -17,8 +17,8 @@ from torch import Tensor
 
 import gossip
 import graphs
+from tests import netlab
 
-from .. import netlab
 from .harness import Row, at_most, seconds
 
 RANKS = 4
