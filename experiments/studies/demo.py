@@ -46,29 +46,30 @@ def table(folder: Path) -> None:
 
 
 def placements(overrides: list[str]) -> float:
-    """CHOCO-SGD in float64, all rows here and as one process per worker: the largest difference of any parameter."""
+    """D-PSGD in float64, all rows here and spread over four processes: the largest difference of any parameter."""
     trajectories = []
     with initialize_config_dir(str(CONF), version_base="1.3"), tempfile.TemporaryDirectory() as temporary:
-        for launch in ("here", "workers"):
+        for launch in ("here", "blocks"):
             chosen = [
                 "study=demo",
-                "recipe=choco_topk",
+                "recipe=dpsgd",
                 "dtype=float64",
                 f"launch={launch}",
+                *(["launch.processes=4"] if launch == "blocks" else []),
                 "progress=false",
                 *overrides,
             ]
             config = schema.resolved(compose("train", chosen))
             start = time.perf_counter()
             trajectories.append(train.run(config, Path(temporary, launch), keep=True))
-            where = "one process" if launch == "here" else f"{config['n']} processes over torch.distributed"
+            where = "one process" if launch == "here" else "four processes over torch.distributed"
             print(f"float64, {where}: {config['rounds']} rounds in {time.perf_counter() - start:.1f} s", flush=True)
-    here, workers = trajectories
+    here, blocks = trajectories
     assert here is not None
-    assert workers is not None
-    assert here.shape == workers.shape
+    assert blocks is not None
+    assert here.shape == blocks.shape
     assert bool(here.isfinite().all())
-    return float((here - workers).abs().max())
+    return float((here - blocks).abs().max())
 
 
 def main(overrides: list[str]) -> None:
