@@ -242,7 +242,7 @@ class Network:
         """(m, d) numbers in [0, 1), the same for a worker whichever process hosts it."""
         return rng.uniform(self.keys(), d, dtype)
 
-    # -- buffers ---------------------------------------------------------------------------------------------------
+    # -- the way of a message --------------------------------------------------------------------------------------
 
     def _depart(self, route: Route) -> None:
         """Start the first packets."""
