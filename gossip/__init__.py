@@ -2,11 +2,13 @@
 
 from graphs import Incompatible
 
-from . import rng
+from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
 from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
 from .compress import Compressor, Identity, Payload, RandK, Sign, TopK
+from .cost import Cost
 from .layout import Layout
+from .links import Links, fibre, two_level
 from .lockstep import lockstep
 from .meter import Meter
 from .network import Network
@@ -25,6 +27,7 @@ __all__ = [
     "AllReduce",
     "Choco",
     "Compressor",
+    "Cost",
     "ExactDiffusion",
     "GossipOptimizer",
     "Gradient",
@@ -32,6 +35,7 @@ __all__ = [
     "Identity",
     "Incompatible",
     "Layout",
+    "Links",
     "LocalOptimizer",
     "Meter",
     "Network",
@@ -53,6 +57,7 @@ __all__ = [
     "consensus",
     "consensus_distance",
     "disconnect",
+    "fibre",
     "load",
     "lockstep",
     "rng",
@@ -60,5 +65,7 @@ __all__ = [
     "scheduled",
     "sgd",
     "simulate",
+    "two_level",
+    "work",
     "wrap",
 ]
