@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from ..wire import row_bits, spec
 class Payload(ABC):
     """What a compressor makes of m rows of d numbers; row axis first in every part.
 
-    What is metered is what travels: `bits` follows from the parts' dtypes and shapes.
+    What is metered is what travels: `bits` follows from the parts' dtypes and shapes, and from `used`.
     """
 
     @abstractmethod
@@ -30,9 +31,19 @@ class Payload(ABC):
         """(m, d): what the receiver adds."""
 
     @property
+    def used(self) -> Tensor | None:
+        """(m,) int64 for messages of variable length: the bytes of the last part that are in use; None if all are.
+
+        That part is uint8 (m, capacity); the capacity follows from d and the options alone, and `used` from the other
+        parts, so that a receiver knows it.
+        """
+        return None
+
+    @property
     def bits(self) -> int:
-        """Bits per message (one row)."""
-        return row_bits(spec(self.parts()))
+        """Bits per message (one row); of variable length, their mean, rounded up."""
+        specs, used = spec(self.parts()), self.used
+        return row_bits(specs) if used is None else row_bits(specs[:-1]) + math.ceil(8 * float(used.double().mean()))
 
     def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
         """into_i += scale · Σ_j block_ij · dense_j, in place; a sparse payload does it without the dense rows."""
