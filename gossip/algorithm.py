@@ -66,7 +66,7 @@ class Algorithm(ABC):
         """Apply what arrived."""
 
     def communicate(self, state: State, net: Network) -> State:
-        """Send, then receive."""
+        """Send, then receive; an algorithm whose exchange is x ← W x says `net.mix(x)`, which needs no copy of x."""
         self.send(state, net)
         return self.receive(state, net)
 

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import NamedTuple, cast
 
 import torch
@@ -20,18 +19,16 @@ from .meter import Meter
 from .placement import Placement
 from .plan import Edges, Plan
 from .transport import Batch, Transport
-from .wire import CHUNK, Message, Packet, Piece, Spec, row_bits, spec
+from .wire import CHUNK, Message, Spec, row_bits, spec
 
 _PLANS = 64  # compiled rounds that are kept: the period of any schedule in use, and little memory for one without
-WINDOW = 2  # packets of a large message that are in flight together
+WINDOW = 2  # chunks of a large message that are in flight together
 
 
 class Step(NamedTuple):
-    """The packets that cross together: at most one to and one from each other process."""
+    """What crosses together: at most one chunk to and one from each other process, and first the leads."""
 
     batch: Batch
-    outgoing: list[Packet]
-    incoming: list[tuple[int, Packet, tuple[Piece, ...]]]
     sent: int  # bytes
 
 
@@ -41,6 +38,8 @@ class Route:
 
     own: Message | None  # all hosted rows, if they are needed as they were sent
     fills: list[tuple[Tensor | None, Message]]  # which rows to copy where
+    incoming: dict[int, Message]
+    outgoing: list[Message]
     steps: list[Step]
 
 
@@ -48,21 +47,21 @@ class Network:
     """Messages between workers along W of the current round, wherever their rows live.
 
     Messages are tensors whose first axis is the hosted rows, or a compressed `Payload`. `send` then `receive` is an
-    exchange; `mix` is both at once. Nothing is allocated per round once the buffers exist: one copy of the hosted rows,
-    and for each process that sends here one message, or, of tensors above a few MB, two packets of `chunk` bytes, whose
-    columns are summed as they land.
+    exchange; `mix` is both at once. Nothing is allocated per round once the buffers exist: one copy of the hosted rows (none
+    where `mix` can send one large row as it lies), and for each process that sends here one message, or, of tensors above
+    a few MB, two chunks of `chunk` bytes, whose columns are summed as they land.
 
     Args:
         schedule: the mixing matrix of each round.
         placement: which rows this process hosts; all of them if None.
         transport: how bytes reach the other processes; needed unless the placement hosts all rows.
         seed: of the randomness that algorithms and compressors draw.
-        chunk: bytes of a packet; every process must have the same.
+        chunk: bytes of a chunk of a large tensor; every process must have the same.
 
     Attributes:
         meter: counts what was sent.
         background: whether a large message is summed up by a thread while the caller computes between `send` and
-            `receive` (overlap), into one row more. Small ones, and the first packets of large ones, cross in any case.
+            `receive` (overlap), into one row more. Small ones, and the first chunks of large ones, cross in any case.
     """
 
     def __init__(
@@ -115,15 +114,11 @@ class Network:
 
         Several tensors travel as one message. It reaches every j with W[j, i] ≠ 0.
         """
-        if self._sent is not None:
-            raise RuntimeError(
-                f"a second message was sent in round {self.round} before the first was received: send several tensors "
-                "as one message, net.send(x, y)"
-            )
+        self._refuse_second()
         payload = message[0] if isinstance(message[0], Payload) else None
         parts = payload.parts() if payload is not None else cast("tuple[Tensor, ...]", message)
         if isinstance(payload, Dense) and not self.placement.alone:
-            payload = None  # plain rows, so they may travel in packets
+            payload = None  # plain rows, so they may travel in chunks
         specs = spec(parts)
         self.meter.record(self.plan.edges, row_bits(specs))
         if payload is not None and self.placement.alone:
@@ -151,8 +146,8 @@ class Network:
             raise RuntimeError(f"nothing was sent in round {self.round}: call net.send before net.receive")
         if isinstance(sent, Payload):
             sent.add_into(into[0], self.plan.local, scale)
-            for q, packet, _ in self._arrive():
-                sent.like(packet.parts).add_into(into[0], self.plan.remote[q], scale)
+            for q, message in self._arrive().items():
+                sent.like(message.read()).add_into(into[0], self.plan.remote[q], scale)
             return
         assert sent.own is not None
         if len(into) != len(sent.own.specs):
@@ -177,9 +172,33 @@ class Network:
         return cast("Message", self._sent.own).read()
 
     def mix(self, *rows: Tensor) -> None:
-        """One exchange: each tensor x becomes W x in place. Several tensors are one message."""
-        self.send(*rows)
-        self.receive(*rows)
+        """One exchange: each tensor x becomes W x in place. Several tensors are one message.
+
+        One large row per process is sent from where it lies, and scaled and summed up chunk by chunk while it is in the
+        cache: no private copy is made.
+        """
+        route = self._in_place(rows)
+        if route is None or route.own is None:
+            self.send(*rows)
+            self.receive(*rows)
+            return
+        self._refuse_second()
+        self.meter.record(self.plan.edges, row_bits(route.own.specs))
+        for piece, place in zip(route.own.small, route.own.lead.parts):
+            place.copy_(piece.of(rows))
+        self._depart(route)
+        own = 1 + sum(w for _, _, w in self.plan.local.entries)
+        for number in range(route.own.steps):
+            if number < len(route.steps):
+                self._finish(route, number)
+            for piece, _ in route.own.at(number) if own != 1 else ():
+                piece.of(rows).mul_(own)
+            for q, message in route.incoming.items():
+                for piece, part in message.at(number):
+                    self.plan.remote[q].add(piece.of(rows), part)
+            self._start(route, number + WINDOW)
+        self._route = None
+        self._sequence += bool(route.steps)
 
     def exchange(self, messages: Tensor) -> Tensor:
         """A message of its own for every edge: (E_out, …) along `plan.out_edges` to (E_in, …) along `plan.in_edges`."""
@@ -195,17 +214,15 @@ class Network:
         route = self.plan.routes.get(key)
         if route is None:
             device = messages.device
-            fills: list[tuple[Tensor | None, Message]] = [
-                (e, self._message("edges out", s, specs, len(e), device)) for s, e in enumerate(out.values())
-            ]
-            incoming = [self._message("edges in", s, specs, len(e), device) for s, e in enumerate(into.values())]
-            steps = self._steps(dict(zip(out, (copy for _, copy in fills))), dict(zip(into, incoming)))
-            route = self.plan.routes[key] = Route(None, fills, steps)
+            leaving = {q: self._message("edges out", s, specs, len(e), device) for s, (q, e) in enumerate(out.items())}
+            coming = {q: self._message("edges in", s, specs, len(e), device) for s, (q, e) in enumerate(into.items())}
+            fills = [(e, leaving[q]) for q, e in out.items()]
+            route = self.plan.routes[key] = self._route_along(None, fills, leaving, coming)
         for edges, copy in route.fills:
             copy.fill((messages,), edges)
         self._depart(route)
-        for q, packet, _ in self._arrive():
-            arrived[into[q]] = packet.parts[0].to(arrived.device)
+        for q, message in self._arrive().items():
+            arrived[into[q]] = message.lead.parts[0].to(arrived.device)
         self.meter.record(self.plan.edges, row_bits(specs))
         return arrived
 
@@ -245,47 +262,46 @@ class Network:
     # -- the way of a message --------------------------------------------------------------------------------------
 
     def _depart(self, route: Route) -> None:
-        """Start the first packets."""
+        """Start the first steps."""
         self._route = route if route.steps else None
+        for message in route.outgoing:
+            message.lead.seal(self.round, self.placement.rank, self._sequence)
         for number in range(WINDOW):
             self._start(route, number)
 
     def _start(self, route: Route, number: int) -> None:
         if number < len(route.steps):
             step = route.steps[number]
-            for packet in step.outgoing:
-                packet.seal(self.round, self.placement.rank, self._sequence, number)
             cast("Transport", self.transport).start(step.batch, self.round)
             self.meter.wire_bytes += step.sent
 
-    def _finish(self, step: Step, number: int, background: bool = False) -> None:
+    def _finish(self, route: Route, number: int, background: bool = False) -> None:
         cast("Transport", self.transport).finish(background)
-        for q, packet, _ in step.incoming:
-            packet.check(self.round, q, self._sequence, number)
+        if number == 0:
+            for q, message in route.incoming.items():
+                message.lead.check(self.round, q, self._sequence)
 
-    def _arrive(self) -> list[tuple[int, Packet, tuple[Piece, ...]]]:
+    def _arrive(self) -> dict[int, Message]:
         """What the only step of an exchange brought."""
         route, self._route = self._route, None
         if route is None:
-            return []
-        (step,) = route.steps
-        self._finish(step, 0)
+            return {}
+        self._finish(route, 0)
         self._sequence += 1
-        return step.incoming
+        return route.incoming
 
     def _collect(self, route: Route, into: tuple[Tensor, ...], scale: float) -> None:
-        """Add the hosted rows' part of the sum, and each packet as it lands; then let the next one come."""
+        """Add the hosted rows' part of the sum, and each chunk as it lands; then let the next one come."""
         self._route = None
         local, remote, own = self.plan.local, self.plan.remote, cast("Message", route.own)
         background = self.background and len(route.steps) > WINDOW
-        for number, (mine, step) in enumerate(zip_longest(zip(own.packets, own.pieces), route.steps)):
-            if mine is not None:
-                for part, piece in zip(mine[0].parts, mine[1]):
-                    local.add(piece.of(into), part, scale)
-            if step is not None:
-                self._finish(step, number, background)
-                for q, packet, pieces in step.incoming:
-                    for part, piece in zip(packet.parts, pieces):
+        for number in range(max(own.steps, len(route.steps))):
+            for piece, part in own.at(number):
+                local.add(piece.of(into), part, scale)
+            if number < len(route.steps):
+                self._finish(route, number, background)
+                for q, message in route.incoming.items():
+                    for piece, part in message.at(number):
                         remote[q].add(piece.of(into), part, scale)
                 self._start(route, number + WINDOW)
         self._sequence += bool(route.steps)
@@ -305,24 +321,54 @@ class Network:
             if key not in made:
                 made[key] = self._message("out", len(made), specs, len(rows), device, limit)
             outgoing[q] = made[key]
-        incoming = {
+        fills = [(None if rows == everything else torch.tensor(rows), copy) for rows, copy in made.items()]
+        return self._route_along(made.get(everything), fills, outgoing, self._coming(specs, device, limit))
+
+    def _coming(self, specs: tuple[Spec, ...], device: torch.device, limit: float) -> dict[int, Message]:
+        return {
             q: self._message("in", slot, specs, block.shape[1], device, limit, WINDOW)
             for slot, (q, block) in enumerate(self.plan.remote.items())
         }
-        fills = [(None if rows == everything else torch.tensor(rows), copy) for rows, copy in made.items()]
-        return Route(made.get(everything), fills, self._steps(outgoing, incoming))
 
-    def _steps(self, outgoing: dict[int, Message], incoming: dict[int, Message]) -> list[Step]:
-        """Packet s of every message crosses in step s, at both of its ends."""
+    def _in_place(self, rows: tuple[Tensor, ...]) -> Route | None:
+        """The way of a single large row that is sent from where it lies; None for any other message."""
+        plan, device, limit = self.plan, rows[0].device, self._limit
+        staged = self.transport is not None and self.transport.staged and device.type != "cpu"
+        if len(self.rows) != 1 or staged or not all(r.is_contiguous() for r in rows):
+            return None
+        specs, places = spec(rows), tuple(r.data_ptr() for r in rows)
+        known, route = plan.routes.get((specs, "in place"), ((), None))
+        if known != places:
+            own = Message(specs, 1, limit, device=device, over=rows)
+            traffic = bool(plan.sends or plan.remote)
+            route = None
+            if own.chunks or not traffic:
+                outgoing = dict.fromkeys(plan.sends, own)
+                route = self._route_along(own, [], outgoing, self._coming(specs, device, limit))
+            plan.routes[specs, "in place"] = places, route
+        return route
+
+    def _route_along(
+        self,
+        own: Message | None,
+        fills: list[tuple[Tensor | None, Message]],
+        outgoing: dict[int, Message],
+        incoming: dict[int, Message],
+    ) -> Route:
+        """Step s takes chunk s of every message across, at both of its ends."""
         steps = []
-        for s in range(max((len(m.packets) for m in (*outgoing.values(), *incoming.values())), default=0)):
-            out = {q: m.packets[s] for q, m in outgoing.items() if s < len(m.packets)}
-            into = [(q, m.packets[s], m.pieces[s]) for q, m in incoming.items() if s < len(m.packets)]
-            batch = cast("Transport", self.transport).prepare(
-                {q: p.buffer for q, p in out.items()}, {q: p.buffer for q, p, _ in into}
+        for s in range(max((m.steps for m in (*outgoing.values(), *incoming.values())), default=0)):
+            out, into = ({q: m.buffers(s) for q, m in side.items() if s < m.steps} for side in (outgoing, incoming))
+            batch = cast("Transport", self.transport).prepare(out, into)
+            steps.append(Step(batch, sum(b.numel() for buffers in out.values() for b in buffers)))
+        return Route(own, fills, incoming, list(dict.fromkeys(outgoing.values())), steps)
+
+    def _refuse_second(self) -> None:
+        if self._sent is not None:
+            raise RuntimeError(
+                f"a second message was sent in round {self.round} before the first was received: send several tensors "
+                "as one message, net.send(x, y)"
             )
-            steps.append(Step(batch, list(dict.fromkeys(out.values())), into, sum(p.length for p in out.values())))
-        return steps
 
     def _message(
         self,

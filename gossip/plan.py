@@ -28,14 +28,15 @@ class Block:
         """into[i] += scale · Σ_j weight[i, j] · source[j], in place; rows (m, …) and (r, …)."""
         source = source.to(into.device)
         if self.shape[0] == 1 or into.dtype not in (torch.float32, torch.float64):
-            for i, j, w in self._entries:
+            for i, j, w in self.entries:
                 into[i].add_(source[j], alpha=scale * w)
         elif self.weight.numel():
             flat = into.view(len(into), -1)  # refuses a layout in which it would be a copy and the sum be lost
             flat.addmm_(self._matrix(into), source.reshape(len(source), -1), alpha=scale)
 
     @cached_property
-    def _entries(self) -> list[tuple[int, int, float]]:
+    def entries(self) -> list[tuple[int, int, float]]:
+        """(i, j, weight[i, j]) where it is not zero."""
         return [e for e in zip(self.dst.tolist(), self.src.tolist(), self.weight.tolist()) if e[2]]
 
     def _matrix(self, like: Tensor) -> Tensor:
@@ -145,14 +146,14 @@ def verify(
     """Check that the processes' plans of a schedule fit together: what is sent is awaited, and no order can deadlock.
 
     The rounds of one period are run through as the processes would run them, each at its own speed: it posts `window`
-    packets per peer, waits for the oldest, posts the next.
+    chunks per peer, waits for the oldest, posts the next.
 
     Args:
         schedule: the mixing matrices.
         blocks: the workers of each process.
         specs: dtype and row shape of each tensor of the message.
-        chunk: bytes of a packet.
-        window: packets in flight.
+        chunk: bytes of a chunk of a large part.
+        window: steps in flight, of a chunk each.
         plans: bound on the work, as the number of rounds times the number of processes; at least one round is checked.
 
     Returns:
@@ -196,16 +197,17 @@ def verify(
 
 
 def _sizes(specs: tuple[Spec, ...], rows: int, chunk: int) -> list[int]:
-    """Bytes of each packet, without headers."""
-    return [
-        sum(rows * specs[p.part][0].itemsize * (p.stop - p.start) for p in pieces) for pieces in cut(specs, rows, chunk)
-    ]
+    """Bytes that cross in each step, without the header."""
+    small, chunks = (
+        [rows * specs[p.part][0].itemsize * (p.stop - p.start) for p in pieces] for pieces in cut(specs, rows, chunk)
+    )
+    return [sum(small) + sum(chunks[:1]), *chunks[1:]]
 
 
 def _run(work: list[list[tuple[int, int, dict[int, int], dict[int, int]]]], window: int) -> None:
     """Let every process go as far as it can, until all are done or none can go on.
 
-    A step is (round, packet, bytes to each process, bytes from each process). It is over once both ends of each of its
+    A step is (round, chunk, bytes to each process, bytes from each process). It is over once both ends of each of its
     transfers are posted, in the order of posting for each pair of processes; a round's first step is posted after the
     last round is over.
     """
@@ -230,7 +232,7 @@ def _run(work: list[list[tuple[int, int, dict[int, int], dict[int, int]]]], wind
                     theirs = legs.get((key[0], key[1], other), [])
                     if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
                         raise ValueError(
-                            f"processes {p} and {q} differ in what passes from {key[0]} to {key[1]}: (round, packet, "
+                            f"processes {p} and {q} differ in what passes from {key[0]} to {key[1]}: (round, chunk, "
                             f"bytes) = {mine[-1]} at {p} and {theirs[len(mine) - 1]} at {q}; both must follow one schedule"
                         )
                 need[p].append(waits)
@@ -245,6 +247,6 @@ def _run(work: list[list[tuple[int, int, dict[int, int], dict[int, int]]]], wind
             k, s, out, into = steps[over[p]]
             waits = need[p][over[p]] if over[p] < len(need[p]) else []
             on = sorted({a if b == p else b for a, b, e, i in waits if len(legs.get((a, b, e), [])) <= i})
-            stuck.append(f"process {p} waits for {on} in round {k}, packet {s} ({sum({**out, **into}.values())} bytes)")
+            stuck.append(f"process {p} waits for {on} in round {k}, chunk {s} ({sum({**out, **into}.values())} bytes)")
     if stuck:
         raise ValueError("the exchange would deadlock: " + "; ".join(stuck))

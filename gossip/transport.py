@@ -108,9 +108,9 @@ class Transport:
         _OPEN.add(self)
         self.barrier()  # every rank is here, and NCCL's first batched exchange needs all of them warmed up
 
-    def prepare(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> Batch:
-        """Compile an exchange: receives first, peers in rank order, one contiguous buffer each way per peer."""
-        into, out = sorted(incoming.items()), sorted(outgoing.items())
+    def prepare(self, outgoing: dict[int, list[Tensor]], incoming: dict[int, list[Tensor]]) -> Batch:
+        """Compile an exchange of contiguous byte buffers: receives first, peers in rank order, a peer's buffers in theirs."""
+        into, out = ([(peer, b) for peer in sorted(side) for b in side[peer]] for side in (incoming, outgoing))
         legs = [Leg(f"receive {b.numel():,} bytes from rank {peer}", peer) for peer, b in into]
         legs += [Leg(f"send {b.numel():,} bytes to rank {peer}", peer) for peer, b in out]
         return Batch(legs, [[b] for _, b in into + out], len(into), sum(b.numel() for _, b in out))

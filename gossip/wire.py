@@ -1,4 +1,4 @@
-"""What travels: a header and some columns of a few rows in one persistent byte buffer; a large message is several of them."""
+"""What travels: a header with a message's small parts in one persistent byte buffer, then its large parts in chunks."""
 
 import math
 import struct
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-HEADER = 64  # bytes, of which five int64 are used; the rest keeps what follows aligned for vector instructions
-CHUNK = 4 << 20  # bytes; larger dense messages are cut, so that a receiver never holds a whole row per neighbour
-_FIELDS = struct.Struct("=5q")  # round, sender, sequence number within the round, number of the packet, length
+HEADER = 64  # bytes, of which four int64 are used; the rest keeps what follows aligned for vector instructions
+CHUNK = 4 << 20  # bytes; larger dense parts are cut, so that a receiver never holds a whole row per neighbour
+_FIELDS = struct.Struct("=4q")  # round, sender, sequence number within the round, length of the whole message
 
 Spec = tuple[torch.dtype, tuple[int, ...]]  # of a part: dtype and the shape of one row
 
@@ -42,31 +42,24 @@ class Piece(NamedTuple):
         return part if self.whole else part.view(len(part), -1)[:, self.start : self.stop]
 
 
-def cut(specs: tuple[Spec, ...], rows: int, limit: float = math.inf) -> list[tuple[Piece, ...]]:
-    """Which columns travel together: consecutive ones, in packets of at most `limit` bytes (at least 16 columns each).
+def cut(specs: tuple[Spec, ...], rows: int, limit: float = math.inf) -> tuple[list[Piece], list[Piece]]:
+    """(the small parts, which travel with the header; the chunks of the others).
 
-    >>> for packet in cut(((torch.float32, (50,)), (torch.float32, (1,))), rows=1, limit=128):
-    ...     print([tuple(piece) for piece in packet])
-    [(0, 0, 32, False)]
-    [(0, 32, 50, False), (1, 0, 1, True)]
+    A part is small if its rows take at most limit / 16 bytes. A chunk has at most `limit` bytes, or 16 columns.
+
+    >>> small, chunks = cut(((torch.float32, (50,)), (torch.float32, (1,))), rows=1, limit=128)
+    >>> [tuple(piece) for piece in small], [tuple(piece) for piece in chunks]
+    ([(1, 0, 1, True)], [(0, 0, 32, False), (0, 32, 50, False)])
     """
-    packets: list[tuple[Piece, ...]] = []
-    packet: list[Piece] = []
-    room = limit
+    small, chunks = [], []
     for part, (dtype, shape) in enumerate(specs):
-        column, size, start = rows * dtype.itemsize, math.prod(shape), 0
-        while True:
-            stop = size if (size - start) * column <= room else start + int(room) // column // 16 * 16
-            if stop == start < size and not packet:
-                stop = min(size, start + 16)
-            if stop > start or start == size:
-                packet.append(Piece(part, start, stop, stop - start == size))
-                room = max(0, room - (stop - start) * column)
-            if stop == size:
-                break
-            packets.append(tuple(packet))
-            packet, room, start = [], limit, stop
-    return [*packets, tuple(packet)]
+        column, size = rows * dtype.itemsize, math.prod(shape)
+        if 16 * column * size <= limit:
+            small.append(Piece(part, 0, size, True))
+            continue
+        width = size if column * size <= limit else max(16, int(limit) // column // 16 * 16)
+        chunks += [Piece(part, i, min(i + width, size), width >= size) for i in range(0, size, width)]
+    return small, chunks
 
 
 class Packet:
@@ -76,21 +69,20 @@ class Packet:
         specs: dtype and row shape of each part.
         rows: how many rows.
         device: where the buffer lies.
-        room: a buffer to use the beginning of, instead of one of its own.
+        more: bytes that follow in other buffers; the header states the sum.
 
     >>> packet = Packet(((torch.float32, (3,)), (torch.int32, (1,))), rows=2)
     >>> packet.buffer.numel(), [tuple(p.shape) for p in packet.parts]
     (96, [(2, 3), (2, 1)])
     """
 
-    def __init__(
-        self, specs: tuple[Spec, ...], rows: int, device: torch.device | str = "cpu", room: Tensor | None = None
-    ) -> None:
-        starts = self._starts(specs, rows)
-        self.length = starts[-1]
-        if room is None:
-            room = torch.zeros(self.length, dtype=torch.uint8, device=device)
-        self.buffer = room[: self.length]
+    def __init__(self, specs: tuple[Spec, ...], rows: int, device: torch.device | str = "cpu", more: int = 0) -> None:
+        starts = [HEADER]
+        for dtype, shape in specs:
+            size = rows * dtype.itemsize * math.prod(shape)
+            starts.append(starts[-1] + -(-size // 8) * 8)  # a view needs its offset aligned to the dtype
+        self.length = starts[-1] + more
+        self.buffer = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self.parts = tuple(
             self.buffer[start : start + rows * dtype.itemsize * math.prod(shape)].view(dtype).view(rows, *shape)
             for start, (dtype, shape) in zip(starts, specs)
@@ -98,50 +90,42 @@ class Packet:
         self.header = self.buffer[: _FIELDS.size]
         self._bytes = memoryview(cast(Any, self.header.numpy())) if self.buffer.device.type == "cpu" else None
 
-    @staticmethod
-    def _starts(specs: tuple[Spec, ...], rows: int) -> list[int]:
-        starts = [HEADER]
-        for dtype, shape in specs:
-            size = rows * dtype.itemsize * math.prod(shape)
-            starts.append(starts[-1] + -(-size // 8) * 8)  # a view needs its offset aligned to the dtype
-        return starts
-
-    @classmethod
-    def size(cls, specs: tuple[Spec, ...], rows: int) -> int:
-        """Bytes of such a packet."""
-        return cls._starts(specs, rows)[-1]
-
-    def seal(self, round: int, sender: int, sequence: int, number: int = 0) -> None:
+    def seal(self, round: int, sender: int, sequence: int) -> None:
         """Write the header."""
         if self._bytes is not None:
-            _FIELDS.pack_into(self._bytes, 0, round, sender, sequence, number, self.length)
+            _FIELDS.pack_into(self._bytes, 0, round, sender, sequence, self.length)
         else:
-            self.header.view(torch.int64).copy_(torch.tensor((round, sender, sequence, number, self.length)))
+            self.header.view(torch.int64).copy_(torch.tensor((round, sender, sequence, self.length)))
 
-    def check(self, round: int, sender: int, sequence: int, number: int = 0) -> None:
-        """Refuse a packet of another round, sender, place in the round, place in its message, or length."""
-        want = (round, sender, sequence, number, self.length)
+    def check(self, round: int, sender: int, sequence: int) -> None:
+        """Refuse a packet of another round, sender, place in the round, or length."""
+        want = (round, sender, sequence, self.length)
         got = _FIELDS.unpack(self._bytes if self._bytes is not None else bytes(self.header.tolist()))
         if got != want:
             raise RuntimeError(
-                f"a message from rank {sender} is out of step: expected (round, sender, sequence, packet, bytes) = "
+                f"a message from rank {sender} is out of step: expected (round, sender, sequence, bytes) = "
                 f"{want}, got {got}; every rank must run the same algorithm and schedule from the same round"
             )
 
 
 class Message:
-    """`rows` rows of some parts, in packets of at most `limit` bytes.
+    """`rows` rows of some parts: the header with the small parts, and chunks of the others, of at most `limit` bytes.
 
     Args:
         specs: dtype and row shape of each part.
         rows: how many rows.
-        limit: bytes of a packet, about.
-        rooms: how many buffers the packets share in turn; one for each packet if None.
+        limit: bytes of a chunk, about; infinite for a message in one piece.
+        rooms: how many buffers the chunks share in turn; one for each if None.
         device: where the buffers lie.
+        over: contiguous parts whose own memory the chunks shall be, so that only the small parts are copied.
+
+    Attributes:
+        lead: the packet that goes first.
+        small, pieces: what the lead holds, and what is in each of `chunks`.
 
     >>> arriving = Message(((torch.float32, (64,)),), rows=2, limit=128, rooms=2)
-    >>> len(arriving.packets), arriving.nbytes
-    (4, 384)
+    >>> len(arriving.chunks), arriving.nbytes
+    (4, 320)
     """
 
     def __init__(
@@ -151,27 +135,44 @@ class Message:
         limit: float = math.inf,
         rooms: int | None = None,
         device: torch.device | str = "cpu",
+        over: tuple[Tensor, ...] | None = None,
     ) -> None:
         self.specs, self.rows = specs, rows
-        self.pieces = cut(specs, rows, limit)
-        inner = [
-            tuple((specs[p.part][0], specs[p.part][1] if p.whole else (p.stop - p.start,)) for p in pieces)
-            for pieces in self.pieces
+        self.small, self.pieces = cut(specs, rows, limit)
+        sizes = [rows * (p.stop - p.start) * specs[p.part][0].itemsize for p in self.pieces]
+        self.lead = Packet(tuple(specs[p.part] for p in self.small), rows, device, sum(sizes))
+        if over is not None:
+            self.chunks, self.nbytes = [p.of(over) for p in self.pieces], self.lead.buffer.numel()
+            return
+        rooms = min(rooms or len(sizes), len(sizes))
+        shared = [torch.zeros(max(sizes[i::rooms]), dtype=torch.uint8, device=device) for i in range(rooms)]
+        self.chunks = [
+            shared[i % rooms][:size].view(specs[p.part][0]).view(rows, *(specs[p.part][1] if p.whole else (-1,)))
+            for i, (p, size) in enumerate(zip(self.pieces, sizes))
         ]
-        rooms = min(rooms or len(inner), len(inner))
-        shared = [
-            torch.zeros(max(Packet.size(s, rows) for s in inner[place::rooms]), dtype=torch.uint8, device=device)
-            for place in range(rooms)
-        ]
-        self.packets = [Packet(s, rows, room=shared[i % rooms]) for i, s in enumerate(inner)]
-        self.nbytes = sum(room.numel() for room in shared)
+        self.nbytes = self.lead.buffer.numel() + sum(room.numel() for room in shared)
+
+    @property
+    def steps(self) -> int:
+        """A message crosses in so many steps: the lead with the first chunk, then a chunk each."""
+        return max(1, len(self.chunks))
+
+    def buffers(self, step: int) -> list[Tensor]:
+        """The bytes that cross in a step."""
+        chunk = [c.view(-1).view(torch.uint8) for c in self.chunks[step : step + 1]]
+        return [self.lead.buffer, *chunk] if step == 0 else chunk
+
+    def at(self, step: int) -> list[tuple[Piece, Tensor]]:
+        """What has crossed with a step: which columns, and where they lie."""
+        chunk = list(zip(self.pieces[step : step + 1], self.chunks[step : step + 1]))
+        return [*zip(self.small, self.lead.parts), *chunk] if step == 0 else chunk
 
     def fill(self, parts: tuple[Tensor, ...], rows: Tensor | None = None) -> None:
         """Copy these parts in; only the given rows of them if `rows` is not None."""
-        if len(self.packets) > 1:
+        if len(self.chunks) > 1:
             parts = tuple(p if p.ndim < 3 else p.contiguous() for p in parts)  # `Piece.of` flattens them
-        for pieces, packet in zip(self.pieces, self.packets):
-            for piece, place in zip(pieces, packet.parts):
+        for step in range(self.steps):
+            for piece, place in self.at(step):
                 source = piece.of(parts)
                 if rows is None:
                     place.copy_(source)
@@ -179,11 +180,12 @@ class Message:
                     torch.index_select(source, 0, rows, out=place)
 
     def read(self) -> tuple[Tensor, ...]:
-        """The parts; if they travel in several packets, put together in new memory."""
-        if len(self.packets) == 1:
-            return self.packets[0].parts
+        """The parts; those that travel in several chunks put together in new memory."""
         columns: list[list[Tensor]] = [[] for _ in self.specs]
-        for pieces, packet in zip(self.pieces, self.packets):
-            for piece, place in zip(pieces, packet.parts):
-                columns[piece.part].append(place.view(self.rows, piece.stop - piece.start))
-        return tuple(torch.cat(c, 1).view(self.rows, *shape) for c, (_, shape) in zip(columns, self.specs))
+        for step in range(self.steps):
+            for piece, place in self.at(step):
+                columns[piece.part].append(place)
+        return tuple(
+            c[0] if len(c) == 1 else torch.cat([p.view(self.rows, -1) for p in c], 1).view(self.rows, *shape)
+            for c, (_, shape) in zip(columns, self.specs)
+        )

@@ -17,6 +17,7 @@ from graphs import Incompatible, Schedule, Topology, as_schedule
 from . import tree
 from .algorithm import Algorithm, check
 from .layout import Layout
+from .live import LiveOptimizer
 from .network import Network
 from .placement import Placement
 from .plan import verify
@@ -39,7 +40,9 @@ def wrap(
     seed: int = 0,
     broadcast: bool = True,
     force: bool = False,
-) -> "GossipOptimizer":
+    clock: str = "lockstep",
+    reweight: bool = False,
+) -> Any:
     """Make an optimizer decentralized: this process is one worker, and each `step` ends with an exchange.
 
     The parameters become views of one flat row, so that mixing copies nothing back. Frozen parameters stay local. Of
@@ -62,9 +65,12 @@ def wrap(
         seed: of the randomness of compressors; the same on every rank.
         broadcast: start every worker from rank 0's parameters (and floating buffers).
         force: run although the algorithm refuses the schedule, with a warning.
+        clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.live.LiveOptimizer`, whose workers average in pairs
+            and wait for nobody (DPSGD, or Choco for compressed exchanges).
+        reweight: live only: scale the steps so that the data of fast workers do not count more.
 
     Raises:
-        Incompatible: the algorithm refuses the schedule or the overlap.
+        Incompatible: the algorithm refuses the schedule, the overlap or the clock.
         ValueError: the ranks disagree on shapes, algorithm or schedule; the message names the first difference.
 
     >>> import gossip, graphs, tempfile                 # a single worker; under torchrun `connect()` needs no arguments
@@ -86,6 +92,7 @@ def wrap(
         raise ValueError(f'buffers={buffers!r} is not "local" (each worker keeps its own) or "mix" (mixed by W)')
     if buffers == "mix" and model is None:
         raise ValueError('buffers="mix" needs the module whose buffers are meant: pass model=…')
+    _refuse_clock(clock, reweight, overlap or buffers == "mix")
     schedule = as_schedule(mixing)
     check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
     transport = transport or connect(group=process_group, timeout=timeout)
@@ -94,6 +101,9 @@ def wrap(
             f"the mixing has {schedule.n} workers and there are {transport.size} processes: one worker per process, "
             f"so start {schedule.n} processes or use a graph of {transport.size} workers"
         )
+    if clock == "live":
+        options: dict[str, Any] = {"local_steps": local_steps, "model": model, "seed": seed, "broadcast": broadcast}
+        return LiveOptimizer(optimizer, algorithm, schedule, transport=transport, reweight=reweight, **options)
     return GossipOptimizer(
         optimizer, algorithm, schedule, local_steps, overlap, model, buffers == "mix", transport, seed, broadcast
     )
@@ -192,9 +202,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         if self._exchanges:
             self.steps += 1
             if self.steps % self.local_steps == 0:
-                if not self._in_flight:
-                    self._send(self.rounds - 1)
-                self._receive()
+                if self._in_flight:
+                    self._receive()
+                else:
+                    self.net.begin(self.rounds - 1)
+                    self.gossip = self.algorithm.communicate(self.gossip, self.net)
                 if self._buffers is not None:
                     self._buffers.mix(self.net)
                 if self.overlap:
@@ -202,8 +214,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.algorithm.params(self.gossip)
         self.row.refresh()
 
-    def _send(self, round: int | None = None) -> None:
-        self.net.begin(self.rounds if round is None else round)
+    def _send(self) -> None:
+        self.net.begin(self.rounds)
         self.algorithm.send(self.gossip, self.net)
         self._leave_in_flight()
 
@@ -447,6 +459,19 @@ def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:
         )
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"wrap got {algorithm!r} for an algorithm: pass an instance, such as gossip.DPSGD()")
+
+
+def _refuse_clock(clock: str, reweight: bool, together: bool) -> None:
+    if clock not in ("lockstep", "live"):
+        raise ValueError(f'clock={clock!r} is not "lockstep" (rounds) or "live" (pairs, at everybody\'s own speed)')
+    if reweight and clock != "live":
+        raise ValueError(
+            "reweight=True without a live clock: in lockstep all workers take as many steps, so leave it out"
+        )
+    if together and clock == "live":
+        raise Incompatible(
+            'clock="live" with overlap or mixed buffers: its exchanges always overlap, and buffers are local; leave both out'
+        )
 
 
 def _digest(schedule: Schedule) -> str:

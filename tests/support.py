@@ -109,20 +109,23 @@ class Post:
 
     def start(self, batch, round) -> None:
         outgoing, incoming = batch
-        for peer, buffer in outgoing.items():
-            self.handed += buffer.numel() * buffer.element_size()
-            self.buffers.add(buffer.data_ptr())
-            self._queues["message", self.rank, peer].put(buffer.clone())
-        self.buffers |= {buffer.data_ptr() for buffer in incoming.values()}
+        for peer, buffers in outgoing.items():
+            for buffer in buffers:
+                assert buffer.dtype == torch.uint8
+                self.handed += buffer.numel()
+                self.buffers.add(buffer.data_ptr())
+                self._queues["message", self.rank, peer].put(buffer.clone())
+        self.buffers |= {buffer.data_ptr() for buffers in incoming.values() for buffer in buffers}
         self._incoming.append(incoming)
 
     def finish(self, background=False) -> None:
-        for peer, buffer in self._incoming.popleft().items():
-            got = self._queues["message", peer, self.rank].get(timeout=20)
-            assert got.shape == buffer.shape, (
-                f"rank {self.rank} awaits {buffer.shape} from {peer}, which sent {got.shape}"
-            )
-            buffer.copy_(got)
+        for peer, buffers in self._incoming.popleft().items():
+            for buffer in buffers:
+                got = self._queues["message", peer, self.rank].get(timeout=20)
+                assert got.shape == buffer.shape, (
+                    f"rank {self.rank} awaits {buffer.shape} from {peer}, which sent {got.shape}"
+                )
+                buffer.copy_(got)
 
     def wait(self, future, round) -> None:
         future.result(timeout=20)

@@ -506,6 +506,26 @@ def test_law_7_same_seed_same_bits(algorithm):
 
 
 @each_variant
+def test_communicate_is_send_then_receive(algorithm):
+    """Also where an algorithm says so in one word, `net.mix`."""
+    problem, results = Problem.drawn(), []
+    for apart in (False, True):
+        net = Network(schedule_for(algorithm))
+        state = algorithm.init(torch.zeros(N, D, dtype=torch.float64))
+        for k in range(4):
+            net.begin(k)
+            state = algorithm.compute(state, lambda x, k=k, rows=net.rows: problem.gradient(x, rows, k))
+            if apart:
+                algorithm.send(state, net)
+                state = algorithm.receive(state, net)
+            else:
+                state = algorithm.communicate(state, net)
+        results.append((algorithm.params(state).clone(), net.meter.edges))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+@each_variant
 def test_states_are_updated_in_place(algorithm):
     """No leaf is another tensor after a round than before: nothing is allocated per round."""
     net = Network(schedule_for(algorithm, "ring", "dense"))

@@ -200,7 +200,9 @@ def test_packets_change_nothing_for_any_w_partition_dtypes_and_shapes(data):
 
 @pytest.mark.parametrize("topology", [graphs.ring, graphs.complete], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("background", [False, True])
-def test_a_large_row_needs_its_copy_and_two_packets_per_peer_and_never_a_row_per_neighbour(topology, background):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_large_row_needs_two_chunks_per_peer_and_never_a_row_per_neighbour(topology, background, in_place):
+    """A row of its own is only kept where x may move between send and receive."""
     d, chunk, n = 100_000, 20_000, 5
 
     def rank(placement, transport):
@@ -209,16 +211,21 @@ def test_a_large_row_needs_its_copy_and_two_packets_per_peer_and_never_a_row_per
         x, held = rows(n, d, dtype=torch.float32)[placement.rows], set()
         for k in range(4):
             net.begin(k)
-            net.mix(x)
+            if in_place:
+                net.mix(x)
+            else:
+                net.send(x)
+                net.receive(x)
             held.add((net.nbytes, len(transport.buffers)))
         return held, len(net.plan.remote)
 
     row = 4 * d
     for held, peers in in_threads([[i] for i in range(n)], rank):
         ((most, buffers),) = held  # the same after each round
-        packets = -(-row // (chunk // 64 * 64))  # 16 columns of float32 at least
-        assert most <= row * (1 + background) + packets * HEADER + 2 * peers * (chunk + HEADER)
-        assert buffers == packets + 2 * peers
+        chunks = -(-row // (chunk // 64 * 64))  # 16 columns of float32 at least
+        kept = 0 if in_place else 1 + background
+        assert most <= row * kept + HEADER + peers * (2 * chunk + HEADER)
+        assert buffers == 1 + chunks + 3 * peers  # a lead each way, and two rooms for what comes
 
 
 def test_identity_payloads_travel_in_packets_too():

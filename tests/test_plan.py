@@ -162,7 +162,7 @@ def test_who_waits_for_whom_is_said_of_a_deadlock():
     """Process 1 awaits what process 0 sends only in its second round, before it sends what process 0 awaits in its first."""
     work = [[(0, 0, {}, {1: 4}), (1, 0, {1: 8}, {})], [(0, 0, {}, {0: 8}), (1, 0, {0: 4}, {})]]
     with pytest.raises(
-        ValueError, match=r"process 0 waits for \[1\] in round 0, packet 0 \(4 bytes\); process 1 waits for \[0\]"
+        ValueError, match=r"process 0 waits for \[1\] in round 0, chunk 0 \(4 bytes\); process 1 waits for \[0\]"
     ):
         _run(work, window=2)
 

@@ -42,3 +42,7 @@ class DPSGD(Algorithm):
     def receive(self, state: Rows, net: Network) -> Rows:
         net.receive(state.x)  # x_i += Σ_j W_ij sent_j − sent_i
         return state
+
+    def communicate(self, state: Rows, net: Network) -> Rows:
+        net.mix(state.x)
+        return state

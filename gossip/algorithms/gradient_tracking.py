@@ -55,3 +55,7 @@ class GradientTracking(Algorithm):
     def receive(self, state: State, net: Network) -> State:
         net.receive(state.x, state.y)
         return state
+
+    def communicate(self, state: State, net: Network) -> State:
+        net.mix(state.x, state.y)
+        return state

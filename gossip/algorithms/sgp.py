@@ -55,6 +55,10 @@ class SGP(Algorithm):
         net.receive(state.x, state.w)
         return state
 
+    def communicate(self, state: State, net: Network) -> State:
+        net.mix(state.x, state.w)
+        return state
+
     def params(self, state: State) -> Tensor:
         """z = x / w."""
         return torch.div(state.x, state.w, out=state.z)
