@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 USAGE = """python -m experiments.compare RUNS… [option=value …] [key=value …]
 
 RUNS          folders, searched for runs at any depth: runs/latest, a sweep's folder, one run
-x=round       axes of the figure: round, epoch, samples, bits, megabytes, seconds, or any metric
+x=round       axes of the figure: round, epoch, samples, bits, megabytes, seconds, simulated, or any metric
 y=…           metrics of the table and the figure (default eval/average/accuracy, or what the runs have)
 by=algorithm  config keys that tell curves apart, dots allowed: by=algorithm,topology or by=task.batch
 target=0.9    adds what it took to reach this value of the first y: rounds, and each x

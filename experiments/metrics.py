@@ -11,7 +11,8 @@ distance and every x-axis, in one row. Pure functions of per-row metrics, whoeve
 | `eval/best/<name>` | the best worker's |
 | `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
 | `train/loss` | mean over workers of the last batch loss |
-| `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds` | x-axes; work and traffic are means per worker |
+| `idle/mean`, `idle/worst` | the share of the simulated seconds for which a worker computes nothing |
+| `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds`, `simulated` | x-axes; work and traffic are means per worker |
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-AXES = ("round", "epoch", "samples", "bits", "megabytes", "seconds")
+AXES = ("round", "epoch", "samples", "bits", "megabytes", "seconds", "simulated")
 
 
 def higher_is_better(name: str) -> bool:
@@ -83,6 +84,7 @@ def axes(
     batch_size: float | None = None,
     size: int | None = None,
     n: int = 1,
+    simulated: float | None = None,
 ) -> dict[str, float]:
     """Every x-axis of one evaluation.
 
@@ -92,6 +94,7 @@ def axes(
         bits: bits sent so far, mean over workers; a megabyte is 8·10⁶ of them.
         seconds: wall time of training, without evaluation.
         batch_size, size, n: samples a step, training samples of all workers, and workers, where the task knows them.
+        simulated: seconds that it would have taken by `cost`, until the last worker is through.
 
     >>> axes(10, steps=20, bits=16e6, seconds=1.5, batch_size=32, size=1280, n=4)
     {'round': 10, 'bits': 16000000.0, 'megabytes': 2.0, 'seconds': 1.5, 'samples': 640, 'epoch': 2.0}
@@ -101,7 +104,20 @@ def axes(
         row["samples"] = steps * batch_size
         if size:
             row["epoch"] = steps * batch_size * n / size
+    if simulated is not None:
+        row["simulated"] = simulated
     return row
+
+
+def idleness(idle: Tensor, seconds: float) -> dict[str, float]:
+    """(n,) seconds for which each worker has computed nothing, of so many -> the `idle/…` keys; none at the start.
+
+    >>> idleness(torch.tensor([1.0, 3.0]), seconds=4.0)
+    {'idle/mean': 0.5, 'idle/worst': 0.75}
+    """
+    if not seconds:
+        return {}
+    return {"idle/mean": float(idle.mean()) / seconds, "idle/worst": float(idle.max()) / seconds}
 
 
 def evaluation(

@@ -44,6 +44,7 @@ class Schema:
     task: Any = None
     partition: Any = None
     launch: Any = None
+    cost: Any = None
     recipe: Any = None
     study: Any = None
 

@@ -37,6 +37,7 @@ class Setup(NamedTuple):
     algorithm: gossip.Algorithm
     schedule: Schedule
     topology: Any
+    cost: gossip.Cost | None
 
 
 def build(config: Mapping[str, Any]) -> Setup:
@@ -67,7 +68,10 @@ def build(config: Mapping[str, Any]) -> Setup:
         raise ValueError(
             f"{type(algorithm).__name__} cannot start ({error}): look at optimizer.* and scheduler.*"
         ) from error
-    return Setup(task, algorithm, schedule, topology)
+    cost = instantiate(nodes.cost) if nodes.cost else None
+    if cost is not None:
+        gossip.Timeline(cost, config["n"])  # refuses tables of fewer workers
+    return Setup(task, algorithm, schedule, topology, cost)
 
 
 def resumable(config: Mapping[str, Any], setup: Setup) -> int:
@@ -107,18 +111,23 @@ def train(
         folder: where checkpoints go.
         keep: return the models' trajectory at the evaluations, (evaluations, n, d), at rank 0.
     """
-    task, algorithm, schedule, _ = setup
+    task, algorithm, schedule, _, cost = setup
     rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
     if placement is not None and transport is not None:
         verify(schedule, placement.blocks, plans=64)
     net = gossip.Network(schedule, placement, transport, config["seed"])
     net.background = config["overlap"]
+    watch = None
+    if cost is not None:
+        watch = gossip.Watch(gossip.Timeline(cost, net.n, steps, config["overlap"]), net)
     rank = net.placement.rank
     state = algorithm.init(task.initial().expand(len(net.rows), -1).clone())
     start, seconds = 0, 0.0
     if config["resume"] is not None:
         table = saved(config, algorithm)
         start, seconds = checkpoint.restore(table, state, net), table.get("seconds", 0.0)
+        if watch is not None and "timeline" in table:
+            watch.timeline.load_state_dict(table["timeline"])
         log.info("resumed from %s at round %d", config["resume"], start)
     losses = torch.full((len(net.rows),), float("nan"))
     trajectory = []
@@ -145,7 +154,10 @@ def train(
             getattr(task, "batch_size", None),
             getattr(task, "size", None),
             net.n,
+            None if watch is None else watch.timeline.seconds,
         )
+        if watch is not None:
+            row |= metrics.idleness(watch.timeline.idle, watch.timeline.seconds)
         everyone = net.gather(x) if keep else None
         if rank == 0:
             emit(row)
@@ -159,6 +171,8 @@ def train(
     with torch.no_grad():
         clock = gossip.lockstep(algorithm, oracle, net, state, rounds, start, steps, config["overlap"])
         for done, state in clock:
+            if watch is not None:
+                watch.round(done - 1)
             last = done == rounds
             saves = config["checkpoint_every"] and (done % config["checkpoint_every"] == 0 or last)
             if done % every and not last and not saves:
@@ -168,6 +182,8 @@ def train(
                 break
             if saves and folder is not None:
                 table = checkpoint.table(state, net, done)
+                if watch is not None:
+                    table["timeline"] = watch.timeline.state_dict()
                 if rank == 0:
                     checkpoint.write(Path(folder) / CHECKPOINT, table | {"seconds": seconds})
             began = time.perf_counter()

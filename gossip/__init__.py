@@ -17,6 +17,7 @@ from .oracle import Oracle
 from .placement import Placement
 from .resume import load, save
 from .simulate import Record, Task, consensus, consensus_distance, simulate
+from .timeline import Sent, Timeline, Watch, seconds_per_round
 from .transport import PeerError, Transport, connect, disconnect
 from .wrap import GossipOptimizer, wrap
 
@@ -48,10 +49,13 @@ __all__ = [
     "Record",
     "Rows",
     "Sign",
+    "Sent",
     "State",
     "Task",
+    "Timeline",
     "TopK",
     "Transport",
+    "Watch",
     "check",
     "connect",
     "consensus",
@@ -63,6 +67,7 @@ __all__ = [
     "rng",
     "save",
     "scheduled",
+    "seconds_per_round",
     "sgd",
     "simulate",
     "two_level",

@@ -11,17 +11,23 @@ class Meter:
 
     `bits` counts payloads as they travel, per edge of *workers*, whether or not both share a process; `wire_bytes` counts
     what really crossed between processes, headers and padding included, so it depends on the placement.
+
+    Attributes:
+        log: while it is a list, what `record` is told is appended to it, one exchange after the other.
     """
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.wire_bytes = 0
+        self.log: list[tuple[Edges, int, int]] | None = None
         self._pending: dict[int, list] = {}  # id of Edges → [Edges, messages, bits]: O(1) per round
         self._codes = torch.empty(0, dtype=torch.int64)  # source · n + target, sorted
         self._counts = torch.empty(2, 0, dtype=torch.int64)  # messages, bits
 
     def record(self, edges: Edges, bits: int, messages: int = 1) -> None:
         """Each edge e carried `messages` messages of bits · edges.size[e] in all."""
+        if self.log is not None:
+            self.log.append((edges, bits, messages))
         entry = self._pending.setdefault(id(edges), [edges, 0, 0])
         entry[1] += messages
         entry[2] += bits
