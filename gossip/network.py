@@ -177,25 +177,31 @@ class Network:
         One large row per process is sent from where it lies, and scaled and summed up chunk by chunk while it is in the
         cache: no private copy is made.
         """
-        route = self._in_place(rows)
-        if route is None or route.own is None:
+        if not self._fits_in_place(rows):
             self.send(*rows)
             self.receive(*rows)
             return
         self._refuse_second()
-        self.meter.record(self.plan.edges, row_bits(route.own.specs))
-        for piece, place in zip(route.own.small, route.own.lead.parts):
+        own, remote = 1 + sum(w for _, _, w in self.plan.local.entries), self.plan.remote
+        if self._stays:
+            for r in rows if own != 1 else ():
+                r.mul_(own)
+            return
+        specs = spec(rows)
+        self.meter.record(self.plan.edges, row_bits(specs))
+        route = self._in_place(specs, rows)
+        lying = cast("Message", route.own)
+        for piece, place in zip(lying.small, lying.lead.parts):
             place.copy_(piece.of(rows))
         self._depart(route)
-        own = 1 + sum(w for _, _, w in self.plan.local.entries)
-        for number in range(route.own.steps):
+        for number in range(lying.steps):
             if number < len(route.steps):
                 self._finish(route, number)
-            for piece, _ in route.own.at(number) if own != 1 else ():
+            for piece, _ in lying.at(number) if own != 1 else ():
                 piece.of(rows).mul_(own)
             for q, message in route.incoming.items():
                 for piece, part in message.at(number):
-                    self.plan.remote[q].add(piece.of(rows), part)
+                    remote[q].add(piece.of(rows), part)
             self._start(route, number + WINDOW)
         self._route = None
         self._sequence += bool(route.steps)
@@ -216,7 +222,7 @@ class Network:
             device = messages.device
             leaving = {q: self._message("edges out", s, specs, len(e), device) for s, (q, e) in enumerate(out.items())}
             coming = {q: self._message("edges in", s, specs, len(e), device) for s, (q, e) in enumerate(into.items())}
-            fills = [(e, leaving[q]) for q, e in out.items()]
+            fills: list[tuple[Tensor | None, Message]] = [(e, leaving[q]) for q, e in out.items()]
             route = self.plan.routes[key] = self._route_along(None, fills, leaving, coming)
         for edges, copy in route.fills:
             copy.fill((messages,), edges)
@@ -330,22 +336,29 @@ class Network:
             for slot, (q, block) in enumerate(self.plan.remote.items())
         }
 
-    def _in_place(self, rows: tuple[Tensor, ...]) -> Route | None:
-        """The way of a single large row that is sent from where it lies; None for any other message."""
-        plan, device, limit = self.plan, rows[0].device, self._limit
-        staged = self.transport is not None and self.transport.staged and device.type != "cpu"
-        if len(self.rows) != 1 or staged or not all(r.is_contiguous() for r in rows):
-            return None
-        specs, places = spec(rows), tuple(r.data_ptr() for r in rows)
-        known, route = plan.routes.get((specs, "in place"), ((), None))
-        if known != places:
-            own = Message(specs, 1, limit, device=device, over=rows)
-            traffic = bool(plan.sends or plan.remote)
-            route = None
-            if own.chunks or not traffic:
-                outgoing = dict.fromkeys(plan.sends, own)
-                route = self._route_along(own, [], outgoing, self._coming(specs, device, limit))
-            plan.routes[specs, "in place"] = places, route
+    @property
+    def _stays(self) -> bool:
+        """Whether the only row here meets no other in this round."""
+        return len(self.rows) == 1 and not self.plan.sends and not self.plan.remote
+
+    def _fits_in_place(self, rows: tuple[Tensor, ...]) -> bool:
+        """Whether this is a single row that meets no other, or a large one that the transport can send as it lies."""
+        if len(self.rows) > 1 or self._stays:
+            return self._stays
+        reached = rows[0].device.type == "cpu" or not cast("Transport", self.transport).staged
+        large = any(16 * r.nbytes > self._limit for r in rows)
+        return reached and large and all(r.is_contiguous() for r in rows)
+
+    def _in_place(self, specs: tuple[Spec, ...], rows: tuple[Tensor, ...]) -> Route:
+        """Compile the current W for these very rows."""
+        places = tuple(r.data_ptr() for r in rows)
+        known, route = self.plan.routes.get((specs, "in place"), (None, None))
+        if route is None or known != places:
+            device, limit = rows[0].device, self._limit
+            lying = Message(specs, 1, limit, device=device, over=rows)
+            outgoing = dict.fromkeys(self.plan.sends, lying)
+            route = self._route_along(lying, [], outgoing, self._coming(specs, device, limit))
+            self.plan.routes[specs, "in place"] = places, route
         return route
 
     def _route_along(

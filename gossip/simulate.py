@@ -144,7 +144,7 @@ def consensus(
         raise ValueError(
             f"gamma={gamma!r} without a compressor: γ is CHOCO-Gossip's; pass compressor=gossip.Identity() to use it"
         )
-    algorithm = DPSGD() if compressor is None else Choco(compressor=compressor, gamma=gamma)
+    algorithm: Algorithm = DPSGD() if compressor is None else Choco(compressor=compressor, gamma=gamma)
     check(algorithm, schedule, force=force)
     net = Network(schedule, seed=seed)
     rows = x.detach().reshape(len(x), -1).clone(memory_format=torch.contiguous_format)
