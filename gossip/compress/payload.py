@@ -82,3 +82,21 @@ def check_ratio(ratio: float) -> None:
 def kept(ratio: float, d: int) -> int:
     """Coordinates kept of d: the nearest integer to ratio · d, at least 1."""
     return max(1, round(ratio * d))
+
+
+class NotFinite(ValueError):
+    """A row to compress holds NaN or an infinity: the run has diverged. `row` is the first such row."""
+
+    def __init__(self, row: int, rows: int, bad: int) -> None:
+        super().__init__(
+            f"row {row} of the {rows} rows to compress holds NaN or an infinity ({bad} rows do): the run has "
+            "diverged, so use a smaller learning rate or a smaller gamma"
+        )
+        self.row = row
+
+
+def refuse_non_finite(finite: Tensor) -> None:
+    """`finite` (m,) says of each row whether all of it is; NaN and infinities would spread to the neighbours for good."""
+    if not finite.all():
+        rows = (~finite).nonzero()[:, 0].tolist()
+        raise NotFinite(rows[0], len(finite), len(rows))

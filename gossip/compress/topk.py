@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .payload import Payload, check_ratio, kept
+from .payload import Payload, check_ratio, kept, refuse_non_finite
 from .sparse import check_indices, sparse
 
 _LONG = 1 << 14  # rows from this length on are searched by a sampled threshold
@@ -57,16 +57,6 @@ class TopK:
     def delta(self, d: int) -> float:
         """δ = k/d."""
         return kept(self.ratio, d) / d
-
-
-def refuse_non_finite(finite: Tensor) -> None:
-    """`finite` (m,) says of each row whether all of it is; NaN and infinities would spread to the neighbours for good."""
-    if not finite.all():
-        rows = (~finite).nonzero()[:, 0].tolist()
-        raise ValueError(
-            f"row {rows[0]} of the {len(finite)} rows to compress holds NaN or an infinity ({len(rows)} rows do): the run has "
-            "diverged, so use a smaller learning rate or a smaller gamma"
-        )
 
 
 def largest(x: Tensor, k: int) -> Tensor:
