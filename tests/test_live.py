@@ -210,31 +210,34 @@ def test_a_death_costs_its_edges_and_not_the_run(tmp_path):
     assert bool((x.abs() < start(4).abs().max()).all())
 
 
+def restarted(rank, size, store, folder):
+    """Worker 2 kills itself and comes back as the process of rank 3, from far away."""
+    torch.set_num_threads(1)
+    place, back = str(Path(folder, "live")), rank == 3
+    while back and not Path(folder, "2.pid").exists():
+        time.sleep(0.01)
+    x = torch.tensor([[(0.0, 3.0, 9.0, 1e6)[rank]]], dtype=torch.float64)
+    options = {"timeout": 20, "returning": frozenset({2}), "life": int(back)}
+    worker = Live(x, graphs.ring(3), rank - back, place, **options)
+    with worker.hold():
+        taken = float(worker.x)
+    if rank == 2:
+        Path(folder, "2.pid").touch()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    chat(worker, 600, 0.004)
+    return worker.finish(), worker.x, taken
+
+
 def test_a_restarted_worker_takes_a_neighbours_model_and_is_back(tmp_path):
-    topology, place = graphs.ring(3), str(tmp_path / "store")
-    x = torch.tensor([[0.0], [3.0], [9.0]], dtype=torch.float64)
-    options = {"timeout": 20, "returning": frozenset({2})}
-
-    def run(rank):
-        worker = Live(x[rank : rank + 1].clone(), topology, rank, place, **options)
-        if rank == 2:
-            worker.returning = frozenset()
-            for edge in worker.edges.values():
-                edge.group.abort()  # as if its process were gone
-            again = Live(torch.full((1, 1), 1e6, dtype=torch.float64), topology, 2, place, life=1, **options)
-            with again.hold() as row:
-                taken = float(row)
-            chat(again, 50, 0.001)
-            return again.finish(), again.x, taken
-        chat(worker, 50, 0.001)
-        return worker.finish(), worker.x, None
-
-    with ThreadPoolExecutor(3) as pool:
-        (_, _, taken), said = (lambda out: (out[2], out))(list(pool.map(run, range(3))))
-    assert 0 <= taken <= 3
+    outcomes = launch(restarted, 4, tmp_path, str(tmp_path), timeout=60)
+    assert outcomes.pop(2).exitcode == -signal.SIGKILL
+    said = values(outcomes)
+    assert said[2][2] < 10  # a neighbour's, not its own
     rows = torch.cat([row for _, row, _ in said])
     assert gossip.consensus_distance(rows) < 1e-3
     assert all(r["lost"] == {} for r, _, _ in said)
+    assert said[2][0]["exchanges"] + said[2][0]["answers"] > 10
 
 
 def wrapped(rank, size, store, speeds, choco, reweight):
