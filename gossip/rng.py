@@ -8,6 +8,7 @@ schemes collide: seed 0 at rank 1 is seed 1 at rank 0). The generator is SplitMi
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,37 +70,41 @@ def normal(key: Tensor, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def sample(key: Tensor, d: int, k: int) -> Tensor:
-    """(m,) keys to (m, k) distinct int64 indices below d: the first k places of a keyed permutation.
+    """(m,) keys to (m, k) distinct int64 indices below d, every such set equally likely.
 
-    A permutation of all d costs far more than the k that are wanted, so above 4,096 the permutation is a Feistel
-    network on the next power of two, walked until it falls below d (Black and Rogaway 2002).
+    A permutation of all d costs far more than the k that are wanted, so above 4,096 they are the first k different ones
+    of a stream of draws (NumPy's Philox, whose words are the same in every version), in ascending order.
 
     >>> i = sample(key(0, "doc", torch.arange(2)), 100_000, 1000)
     >>> i.shape, [len(set(row)) for row in i.tolist()], int(i.max()) < 100_000
     (torch.Size([2, 1000]), [1000, 1000], True)
     """
-    if d <= 4096 or 4 * k > d:
+    if d <= 4096:
         return uniform(key, d).topk(k, dim=1).indices
-    start = torch.arange(k, device=key.device).expand(len(key), k)
-    index = _permute(key, start, d)
-    outside = index >= d
-    while outside.any():
-        index = torch.where(outside, _permute(key, index, d), index)
-        outside = index >= d
-    return index
+    rows = [torch.from_numpy(_distinct(one, d, k)) for one in key.tolist()]
+    return torch.stack(rows).to(key.device) if rows else key.new_empty((0, k))
 
 
-def _permute(key: Tensor, index: Tensor, d: int) -> Tensor:
-    """A keyed bijection of [0, 2**b), b = ceil(log2 d), by six rounds of an unbalanced Feistel network."""
-    b = (d - 1).bit_length()
-    low, high = b // 2, b - b // 2
-    left, right = index >> low, index & ((1 << low) - 1)
-    bits_left, bits_right = high, low
-    for r in range(6):
-        mask = (1 << bits_left) - 1
-        left, right = right, left ^ (_finish(_finish(key + r)[:, None] + right * _GOLDEN) & mask)
-        bits_left, bits_right = bits_right, bits_left
-    return (left << bits_right) | right
+def _distinct(key: int, d: int, k: int) -> np.ndarray:
+    """The first k different ones of a stream of draws below d, ascending; of more than d/2, what fewer leave over."""
+    if 2 * k > d:
+        keep = np.ones(d, bool)
+        keep[_distinct(key, d, d - k)] = False
+        return np.flatnonzero(keep)
+    words = np.random.Philox(key=key % 2**64)
+
+    def draw(count: int) -> np.ndarray:
+        return ((words.random_raw(count) >> np.uint64(11)) * (2.0**-53 * d)).astype(np.int32 if d < 2**31 else np.int64)
+
+    if 16 * k > d:
+        found = np.zeros(d, bool)
+        while missing := k - np.count_nonzero(found):
+            found[draw(missing)] = True
+        return np.flatnonzero(found)
+    index = np.sort(draw(k))
+    while missing := k - len(index := index[np.diff(index, prepend=-1) > 0]):
+        index = np.sort(np.concatenate((index, draw(missing))))
+    return index.astype(np.int64)
 
 
 def _stream(key: Tensor, d: int) -> Tensor:

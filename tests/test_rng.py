@@ -132,7 +132,7 @@ SIZES = [1, 2, 3, 5, 100, 4095, 4096, 4097, 5000, 8191, 8192, 8193, 65_537, 1_00
 
 @pytest.mark.parametrize("d", SIZES)
 def test_sample_is_distinct_and_in_range(d):
-    for k in sorted({1, min(2, d), max(1, d // 100), max(1, d // 5)}):
+    for k in sorted({1, min(2, d), max(1, d // 100), max(1, d // 5), max(1, 2 * d // 3)}):
         index = rng.sample(rng.key(0, "test", torch.arange(5)), d, k)
         assert index.shape == (5, k)
         assert index.dtype == torch.int64
@@ -152,10 +152,10 @@ def test_sample_of_everything_is_a_permutation(d):
     ("d", "k", "keys"), [(10, 3, 20_000), (4096, 8, 5_000), (4097, 8, 5_000), (6000, 8, 8_000), (8192, 4, 20_000)]
 )
 def test_sample_is_uniform(d, k, keys):
-    """Every index equally often at every place, and pairs as often as without replacement."""
+    """Every index equally often (at every place, where the order is drawn too), and pairs as often as without replacement."""
     index = rng.sample(rng.key(0, "test", torch.arange(keys)), d, k)
     bins = min(d, 500)
-    for place in (slice(None), slice(0, 1), slice(k - 1, k)):
+    for place in (slice(None), slice(0, 1), slice(k - 1, k))[: 3 if d <= 4096 else 1]:
         chosen = index[:, place].flatten()
         counts = (chosen * bins // d).bincount(minlength=bins)
         expected = (torch.arange(d) * bins // d).bincount(minlength=bins).double() / d * chosen.numel()
