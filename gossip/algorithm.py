@@ -37,6 +37,9 @@ class Algorithm(ABC):
         steps_locally: whether several local steps between exchanges are defined.
         reads_gradient: whether `compute` does more with the gradient than hand it to the optimizer; if not, wrap copies none.
         exact: whether a constant learning rate reaches the exact optimum although the workers' data differ.
+        restarts: whether a run may go on after the loss of a worker or a link, by `restart`.
+        memory: leaves of the state that remember what passed by one fixed W; the asynchronous clock keeps them apart for
+            every neighbour.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"doubly_stochastic", "contractive"})
@@ -44,6 +47,8 @@ class Algorithm(ABC):
     steps_locally: ClassVar[bool] = True
     reads_gradient: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    restarts: ClassVar[bool] = True
+    memory: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def init(self, x: Tensor) -> State:
@@ -56,6 +61,14 @@ class Algorithm(ABC):
     def skip(self, state: State) -> State:
         """What stands in for `compute` where a local step is left out (overflow, no data left): as a rule nothing."""
         return state
+
+    def restart(self, state: State, x: Tensor, rows: Tensor) -> State:
+        """The state of workers that go on from models x (m', d) after a worker or a link was lost or has returned.
+
+        Memory of past mixing (x̂, s, y, w) starts anew, as at the beginning; the local optimizers' buffers are those of the
+        given rows (m',) of the state.
+        """
+        return self.init(x)._replace(opt=state.opt.take(rows))
 
     @abstractmethod
     def send(self, state: State, net: Network) -> None:
