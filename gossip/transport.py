@@ -385,3 +385,14 @@ def disconnect() -> None:
                 f"rank {dist.get_rank()} ended its work and another rank was gone by then. {error}"
             ) from error
         dist.destroy_process_group()
+
+
+def abandon() -> None:
+    """Leave without a farewell because somebody is gone: closes every connection, so that whoever waits here hears of it."""
+    while _OPEN:
+        transport = _OPEN.pop()
+        transport._exchanges = transport._collectives = None
+        transport._pending.clear()
+        transport.unfinished.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
