@@ -5,8 +5,9 @@ from graphs import Incompatible
 from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
 from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
-from .compress import Compressor, Identity, Payload, RandK, Sign, TopK
+from .compress import BlockTopK, Compose, Compressor, Identity, Payload, RandK, Sign, TopK, WarmUp
 from .cost import Cost
+from .faults import Faults
 from .layout import Layout
 from .links import Links, fibre, two_level
 from .lockstep import lockstep
@@ -26,10 +27,13 @@ __all__ = [
     "SGP",
     "Algorithm",
     "AllReduce",
+    "BlockTopK",
     "Choco",
+    "Compose",
     "Compressor",
     "Cost",
     "ExactDiffusion",
+    "Faults",
     "GossipOptimizer",
     "Gradient",
     "GradientTracking",
@@ -48,13 +52,14 @@ __all__ = [
     "RandK",
     "Record",
     "Rows",
-    "Sign",
     "Sent",
+    "Sign",
     "State",
     "Task",
     "Timeline",
     "TopK",
     "Transport",
+    "WarmUp",
     "Watch",
     "check",
     "connect",

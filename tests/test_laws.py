@@ -82,16 +82,18 @@ def accepts(algorithm: Algorithm, schedule, **options) -> bool:
     return True
 
 
+def coarse(cls: type) -> Any:
+    """A compressor that keeps a quarter, itself or in what it is made of, where it has a choice."""
+    options = {f.name: gossip.TopK(0.25) for f in dataclasses.fields(cls) if hasattr(f.default, "ratio")}
+    return cls(**options, **({"ratio": 0.25} if "ratio" in {f.name for f in dataclasses.fields(cls)} else {}))
+
+
 def variants(cls: type) -> dict[str, Algorithm]:
     """An instance per value of each option: every compressor, both of each flag; the rest as the class has it."""
     choices: dict[str, list] = {}
     for field in dataclasses.fields(cls):
         if field.name == "compressor":
-            made = [
-                c(**({"ratio": 0.25} if "ratio" in {f.name for f in dataclasses.fields(c)} else {}))
-                for c in COMPRESSORS
-            ]
-            choices["compressor"] = [c for c in made if c.delta(D) > 0]
+            choices["compressor"] = [c for c in map(coarse, COMPRESSORS) if c.delta(D) > 0]
         elif isinstance(field.default, bool):
             choices[field.name] = [field.default, not field.default]
     found = {}

@@ -10,17 +10,20 @@ from graphs import slem
 
 from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
+from ..compress.payload import compress, memory_of
 from ..network import Network
 from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
 
 
 class State(NamedTuple):
-    """x: models; hat: the public copies x̂; lag: Σ_j W_ij x̂_j − x̂_i, kept as one row; r: room for x − x̂."""
+    """x: models; hat: the public copies x̂; lag: Σ_j W_ij x̂_j − x̂_i, kept as one row; r: room for x − x̂;
+    own: what the compressor remembers."""
 
     x: Tensor
     hat: Tensor
     lag: Tensor
     r: Tensor
+    own: Any
     opt: Any
 
 
@@ -50,6 +53,7 @@ class Choco(Algorithm):
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     overlaps = True
     reads_gradient = False
+    memory = frozenset({"hat", "lag"})
 
     def __post_init__(self) -> None:
         if self.gamma is None and not hasattr(self.compressor, "gamma"):
@@ -77,7 +81,8 @@ class Choco(Algorithm):
 
     def init(self, x: Tensor) -> State:
         zeros = torch.zeros_like
-        return State(x, zeros(x), zeros(x), zeros(x), LocalOptimizer(self.optimizer, x))
+        own = memory_of(self.compressor, x)
+        return State(x, zeros(x), zeros(x), zeros(x), own, LocalOptimizer(self.optimizer, x))
 
     def compute(self, state: State, grad: Gradient) -> State:
         state.opt.step(state.x, grad(state.x))
@@ -85,7 +90,7 @@ class Choco(Algorithm):
 
     def send(self, state: State, net: Network) -> None:
         torch.sub(state.x, state.hat, out=state.r)
-        q = self.compressor(state.r, net.keys())
+        q = compress(self.compressor, state.r, net.keys(), state.own)
         net.send(q)
         q.add_to(state.hat)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -68,6 +68,20 @@ class Compressor(Protocol):
     def delta(self, d: int) -> float:
         """The contraction constant δ in (0, 1] that holds for every row of d numbers."""
         ...
+
+
+def memory_of(compressor: Any, x: Tensor) -> Any:
+    """What a compressor remembers between messages of rows like x (m, d): leaves of the algorithm's state, or None.
+
+    Compressors are pure, so one with a memory (a warm start, the number of the message) has a method `memory(x)` that makes
+    it, and updates it in place when it is called with it: `compressor(x, key, memory)`. Without it each message is the first.
+    """
+    return compressor.memory(x) if hasattr(compressor, "memory") else None
+
+
+def compress(compressor: Any, x: Tensor, key: Tensor | None, memory: Any) -> Payload:
+    """The payload of rows x (m, d), with the memory that `memory_of` made."""
+    return compressor(x, key) if memory is None else compressor(x, key, memory)
 
 
 def check_ratio(ratio: float) -> None:

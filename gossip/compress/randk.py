@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import rng
 from ..plan import Block
-from .payload import Payload, check_ratio, kept
+from .payload import Payload, check_ratio, kept, refuse_non_finite
 from .sparse import Sparse
 
 
@@ -17,11 +17,14 @@ class RandK:
     """Keep k = max(1, round(ratio · d)) coordinates chosen uniformly without replacement.
 
     Unscaled it is a contraction with δ = k/d, exactly in expectation; `unbiased` scales by d/k, so that E C(x) = x with
-    E‖C(x) − x‖² = (d/k − 1) ‖x‖². A message is k values and one 64-bit key, from which the receiver draws the indices.
+    E‖C(x) − x‖² = ω ‖x‖², ω = d/k − 1. A message is k values and one 64-bit key, from which the receiver draws the indices.
 
     Args:
         ratio: the fraction of coordinates that is *kept*, in (0, 1].
         unbiased: scale by d/k; not a contraction unless k > d/2, so not for CHOCO-SGD.
+
+    Raises:
+        ValueError: no key; or a kept value is NaN or an infinity, and the message names the row.
 
     >>> import torch
     >>> q = RandK(0.5)(torch.ones(1, 4), rng.key(0, "doc", torch.arange(1)))
@@ -42,8 +45,9 @@ class RandK:
                 "RandK draws at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)"
             )
         d = x.shape[1]
-        k = kept(self.ratio, d)
+        k = self.kept(d)
         values = x.gather(1, rng.sample(key, d, k))
+        refuse_non_finite(values.isfinite().all(1))
         return Keyed(values.mul_(d / k) if self.unbiased else values, key[:, None], d)
 
     @property
@@ -51,10 +55,17 @@ class RandK:
         """Start value of γ: k/d. On Gaussian rows a ring of 25 stands up to about 1.5 k/d."""
         return self.ratio
 
+    def kept(self, d: int) -> int:
+        """How many values of a row of d travel."""
+        return kept(self.ratio, d)
+
+    def omega(self, d: int) -> float:
+        """ω = d/k − 1, of the unbiased form."""
+        return d / self.kept(d) - 1
+
     def delta(self, d: int) -> float:
-        """δ = k/d; with `unbiased`, 1 − (d/k − 1), which may be negative."""
-        share = kept(self.ratio, d) / d
-        return 2 - 1 / share if self.unbiased else share
+        """δ = k/d; with `unbiased`, 1 − ω, which may be negative."""
+        return 1 - self.omega(d) if self.unbiased else self.kept(d) / d
 
 
 @dataclass(frozen=True)

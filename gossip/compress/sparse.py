@@ -52,9 +52,11 @@ class Sparse(Payload):
         return self.values.new_zeros(len(self.values), self.d).scatter_(1, self.index.long(), self.values)
 
     def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        place = self.index[block.src] + (block.dst * self.d)[:, None]
+        row = into.stride(0)  # more than d where `into` is a layer's columns of longer rows
+        flat = into.as_strided(((len(into) - 1) * row + self.d,), (1,))
+        place = self.index[block.src] + (block.dst * row)[:, None]
         weight = (block.weight * scale).to(self.values)[:, None]
-        into.view(-1).index_add_(0, place.view(-1), (self.values[block.src] * weight).view(-1))
+        flat.index_add_(0, place.view(-1), (self.values[block.src] * weight).view(-1))
 
     def add_to(self, into: Tensor) -> None:
         into.scatter_add_(1, self.index.long(), self.values)

@@ -44,7 +44,7 @@ class TopK:
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Payload:
         """Compress each row of (m, d)."""
         d = x.shape[1]
-        index = largest(x, kept(self.ratio, d))
+        index = largest(x, self.kept(d))
         values = x.gather(1, index)
         refuse_non_finite(values.isfinite().all(1))
         return sparse(values, index, d, self.indices)
@@ -54,9 +54,13 @@ class TopK:
         """Start value of γ: 4 k/d, at most 1. On Gaussian rows a ring of 25 stands up to 5 k/d."""
         return min(1.0, 4 * self.ratio)
 
+    def kept(self, d: int) -> int:
+        """How many values of a row of d travel."""
+        return kept(self.ratio, d)
+
     def delta(self, d: int) -> float:
         """δ = k/d."""
-        return kept(self.ratio, d) / d
+        return self.kept(d) / d
 
 
 def largest(x: Tensor, k: int) -> Tensor:
