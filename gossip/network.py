@@ -17,19 +17,21 @@ from .compress.identity import Dense
 from .compress.payload import Payload
 from .meter import Meter
 from .placement import Placement
-from .plan import Edges, Plan
+from .plan import Block, Edges, Plan
 from .transport import Batch, Transport
-from .wire import CHUNK, Message, Spec, row_bits, spec
+from .wire import CHUNK, Message, Piece, Spec, row_bits, spec
 
 _PLANS = 64  # compiled rounds that are kept: the period of any schedule in use, and little memory for one without
 WINDOW = 2  # chunks of a large message that are in flight together
 
 
 class Step(NamedTuple):
-    """What crosses together: at most one chunk to and one from each other process, and first the leads."""
+    """What crosses together, at most one chunk to and one from each other process and first the leads, and what it brings."""
 
-    batch: Batch
+    batch: Batch | None
     sent: int  # bytes
+    own: list[tuple[Piece, Tensor]]
+    others: list[tuple[Block, Piece, Tensor]]
 
 
 @dataclass
@@ -182,7 +184,7 @@ class Network:
             self.receive(*rows)
             return
         self._refuse_second()
-        own, remote = 1 + sum(w for _, _, w in self.plan.local.entries), self.plan.remote
+        own = 1 + sum(w for _, _, w in self.plan.local.entries)
         if self._stays:
             for r in rows if own != 1 else ():
                 r.mul_(own)
@@ -194,17 +196,14 @@ class Network:
         for piece, place in zip(lying.small, lying.lead.parts):
             place.copy_(piece.of(rows))
         self._depart(route)
-        for number in range(lying.steps):
-            if number < len(route.steps):
-                self._finish(route, number)
-            for piece, _ in lying.at(number) if own != 1 else ():
+        for number, step in enumerate(route.steps):
+            self._finish(route, number)
+            for piece, _ in step.own if own != 1 else ():
                 piece.of(rows).mul_(own)
-            for q, message in route.incoming.items():
-                for piece, part in message.at(number):
-                    remote[q].add(piece.of(rows), part)
+            for block, piece, part in step.others:
+                block.add(piece.of(rows), part)
             self._start(route, number + WINDOW)
-        self._route = None
-        self._sequence += bool(route.steps)
+        self._over()
 
     def exchange(self, messages: Tensor) -> Tensor:
         """A message of its own for every edge: (E_out, …) along `plan.out_edges` to (E_in, …) along `plan.in_edges`."""
@@ -269,7 +268,7 @@ class Network:
 
     def _depart(self, route: Route) -> None:
         """Start the first steps."""
-        self._route = route if route.steps else None
+        self._route = route
         for message in route.outgoing:
             message.lead.seal(self.round, self.placement.rank, self._sequence)
         for number in range(WINDOW):
@@ -278,39 +277,41 @@ class Network:
     def _start(self, route: Route, number: int) -> None:
         if number < len(route.steps):
             step = route.steps[number]
-            cast("Transport", self.transport).start(step.batch, self.round)
-            self.meter.wire_bytes += step.sent
+            if step.batch is not None:
+                cast("Transport", self.transport).start(step.batch, self.round)
+                self.meter.wire_bytes += step.sent
 
     def _finish(self, route: Route, number: int, background: bool = False) -> None:
-        cast("Transport", self.transport).finish(background)
-        if number == 0:
-            for q, message in route.incoming.items():
-                message.lead.check(self.round, q, self._sequence)
+        if route.steps[number].batch is not None:
+            cast("Transport", self.transport).finish(background)
+            if number == 0:
+                for q, message in route.incoming.items():
+                    message.lead.check(self.round, q, self._sequence)
+
+    def _over(self) -> None:
+        self._route = None
+        self._sequence += not self.placement.alone
 
     def _arrive(self) -> dict[int, Message]:
-        """What the only step of an exchange brought."""
-        route, self._route = self._route, None
-        if route is None:
+        """What an exchange of one step brought."""
+        route = self._route
+        if route is None:  # a payload where all rows are here
             return {}
         self._finish(route, 0)
-        self._sequence += 1
+        self._over()
         return route.incoming
 
     def _collect(self, route: Route, into: tuple[Tensor, ...], scale: float) -> None:
         """Add the hosted rows' part of the sum, and each chunk as it lands; then let the next one come."""
-        self._route = None
-        local, remote, own = self.plan.local, self.plan.remote, cast("Message", route.own)
-        background = self.background and len(route.steps) > WINDOW
-        for number in range(max(own.steps, len(route.steps))):
-            for piece, part in own.at(number):
+        local, background = self.plan.local, self.background and len(route.steps) > WINDOW
+        for number, step in enumerate(route.steps):
+            for piece, part in step.own:
                 local.add(piece.of(into), part, scale)
-            if number < len(route.steps):
-                self._finish(route, number, background)
-                for q, message in route.incoming.items():
-                    for piece, part in message.at(number):
-                        remote[q].add(piece.of(into), part, scale)
-                self._start(route, number + WINDOW)
-        self._sequence += bool(route.steps)
+            self._finish(route, number, background)
+            for block, piece, part in step.others:
+                block.add(piece.of(into), part, scale)
+            self._start(route, number + WINDOW)
+        self._over()
 
     # -- buffers ---------------------------------------------------------------------------------------------------
 
@@ -370,10 +371,13 @@ class Network:
     ) -> Route:
         """Step s takes chunk s of every message across, at both of its ends."""
         steps = []
-        for s in range(max((m.steps for m in (*outgoing.values(), *incoming.values())), default=0)):
+        crossing = max((m.steps for m in (*outgoing.values(), *incoming.values())), default=0)
+        for s in range(max(1, crossing, own.steps if own is not None else 0)):
             out, into = ({q: m.buffers(s) for q, m in side.items() if s < m.steps} for side in (outgoing, incoming))
-            batch = cast("Transport", self.transport).prepare(out, into)
-            steps.append(Step(batch, sum(b.numel() for buffers in out.values() for b in buffers)))
+            batch = cast("Transport", self.transport).prepare(out, into) if s < crossing else None
+            sent = sum(b.numel() for buffers in out.values() for b in buffers)
+            others = [(self.plan.remote[q], *place) for q, m in incoming.items() for place in m.at(s)]
+            steps.append(Step(batch, sent, own.at(s) if own is not None else [], others))
         return Route(own, fills, incoming, list(dict.fromkeys(outgoing.values())), steps)
 
     def _refuse_second(self) -> None:
