@@ -5,7 +5,20 @@ from graphs import Incompatible
 from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
 from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
-from .compress import BlockTopK, Compose, Compressor, Identity, Payload, RandK, Sign, TopK, WarmUp
+from .compress import (
+    BlockTopK,
+    Compose,
+    Compressor,
+    Identity,
+    LowRank,
+    Payload,
+    PerLayer,
+    RandK,
+    Sign,
+    Threshold,
+    TopK,
+    WarmUp,
+)
 from .cost import Cost
 from .faults import Faults
 from .layout import Layout
@@ -42,12 +55,14 @@ __all__ = [
     "Layout",
     "Links",
     "LocalOptimizer",
+    "LowRank",
     "Meter",
     "Network",
     "OptimizerFactory",
     "Oracle",
     "Payload",
     "PeerError",
+    "PerLayer",
     "Placement",
     "RandK",
     "Record",
@@ -56,6 +71,7 @@ __all__ = [
     "Sign",
     "State",
     "Task",
+    "Threshold",
     "Timeline",
     "TopK",
     "Transport",

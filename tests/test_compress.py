@@ -124,10 +124,18 @@ def test_payloads_travel_as_their_parts(compressor, data):
     assert dense.dtype == dtype
     assert dense.shape == (m, d)
     assert dense.isfinite().all()
-    travelled = payload.like(tuple(map(over_the_wire, parts)))
-    assert torch.equal(travelled.dense(), dense)
-    assert payload.bits == row_bits(spec(parts))
-    assert payload.bits * m == 8 * sum(p.numel() * p.element_size() for p in parts)
+    arrived, used = list(map(over_the_wire, parts)), payload.used
+    if used is not None:  # of the last part only so many bytes travel; what lies behind them is stale
+        assert arrived[-1].dtype == torch.uint8
+        assert arrived[-1].ndim == 2
+        assert bool((used <= arrived[-1].shape[1]).all())
+        assert parts[-1].shape == compressor(torch.zeros_like(x), keys(m)).parts()[-1].shape  # whatever the data
+        arrived[-1][torch.arange(arrived[-1].shape[1]) >= used[:, None]] = 0xAA
+        assert torch.equal(payload.like(tuple(arrived)).used, used)
+    assert torch.equal(payload.like(tuple(arrived)).dense(), dense)
+    octets = sum(p.numel() * p.element_size() for p in (parts if used is None else parts[:-1]))
+    assert payload.bits == math.ceil(8 * (octets + (0 if used is None else int(used.sum()))) / m)
+    assert used is not None or payload.bits == row_bits(spec(parts))
     for i in range(m):
         assert torch.equal(compressor(x[i : i + 1], keys(m)[i : i + 1]).dense(), dense[i : i + 1])
 

@@ -3,10 +3,26 @@
 from .block_topk import BlockTopK
 from .compose import Compose
 from .identity import Identity
+from .lowrank import LowRank
 from .payload import Compressor, Payload
+from .per_layer import PerLayer
 from .randk import RandK
 from .sign import Sign
+from .threshold import Threshold
 from .topk import TopK
 from .warmup import WarmUp
 
-__all__ = ["BlockTopK", "Compose", "Compressor", "Identity", "Payload", "RandK", "Sign", "TopK", "WarmUp"]
+__all__ = [
+    "BlockTopK",
+    "Compose",
+    "Compressor",
+    "Identity",
+    "LowRank",
+    "Payload",
+    "PerLayer",
+    "RandK",
+    "Sign",
+    "Threshold",
+    "TopK",
+    "WarmUp",
+]

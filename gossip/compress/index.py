@@ -9,18 +9,16 @@ from torch import Tensor
 
 def low_bits(d: int, k: int) -> int:
     """The number l of low bits that are sent as they are; 0 means a plain bitmap of d bits."""
-    estimate = (d // k).bit_length()
-    return min((0, *range(max(1, estimate - 2), estimate + 1)), key=lambda l: _bits(d, k, l))
+    return min(range((d // k).bit_length() + 1), key=lambda l: _bytes(d, k, l))
 
 
 def packed_bytes(d: int, k: int) -> int:
-    """Bytes of a packed row: about k (2 + log₂(d/k)) bits, whatever the indices are.
+    """Bytes of a packed row: about k (2 + log₂(d/k)) bits, whatever the indices are; more for a larger k.
 
     >>> packed_bytes(10**6, 10**4), 4 * 10**4
     (10703, 40000)
     """
-    l = low_bits(d, k)
-    return -(-(d if l == 0 else _high_bits(d, k, l)) // 8) - (-l * k // 8)
+    return _bytes(d, k, low_bits(d, k))
 
 
 def pack(index: Tensor, d: int) -> Tensor:
@@ -84,8 +82,8 @@ def _high_bits(d: int, k: int, l: int) -> int:
     return ((d - 1) >> l) + k
 
 
-def _bits(d: int, k: int, l: int) -> int:
-    return d if l == 0 else _high_bits(d, k, l) + l * k
+def _bytes(d: int, k: int, l: int) -> int:
+    return -(-d // 8) if l == 0 else -(-_high_bits(d, k, l) // 8) - (-l * k // 8)
 
 
 def _marks(place: Tensor, size: int) -> Tensor:
