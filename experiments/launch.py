@@ -1,5 +1,6 @@
 """Where a run's processes come from: none (all rows here), started inside this job, or torchrun's."""
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 import gossip
+from experiments.crew import Crew, Pause, Seat
 
 # Slow imports of tasks, made once for all children if this process made them.
 PRELOAD = ("sklearn.datasets", "sklearn.model_selection")
@@ -91,11 +93,16 @@ def run_processes(
     timeout: float = gossip.transport.TIMEOUT,
     threads: int = 1,
     logs: str | Path | None = None,
+    faults: gossip.Faults | None = None,
+    told: Callable[[int], None] = lambda worker: None,
 ) -> list[Any]:
     """Run `target(rank, transport, send, *args)` in fresh processes on this machine and return what each returns.
 
     `send` passes an item to `receive` in this process. The first failure ends all processes within seconds and is raised
     here as `WorkerError` with the worker's traceback. The processes end when this one does, however it ends.
+
+    With `faults`, targets get `seat=Seat(…)` as well, and a process that is killed is no failure: `told` hears which, the
+    others find it by their seats, and its result is None. One that is restarted has the transport None.
     """
     # forkserver with torch preloaded starts four workers in 0.2 s, spawn takes 15; Windows has only spawn. The default
     # must be set as well, or a joblib worker's own start method wins. torch imports _dynamo, for seconds, when a process
@@ -112,11 +119,13 @@ def run_processes(
     with tempfile.TemporaryDirectory(prefix="gossip-") as folder:
         store = Path(folder, "store").as_uri()
         children = {}
-        for rank in range(processes):
+
+        def start(rank: int, life: int = 0) -> None:
             ours, theirs = context.Pipe()
+            seat = None if faults is None else (folder, life)
             child = context.Process(
                 target=_child,
-                args=(rank, processes, store, timeout, threads, logs, theirs, target, args),
+                args=(rank, processes, store, timeout, threads, logs, theirs, target, args, seat),
                 name=f"rank-{rank}",
                 daemon=True,
             )
@@ -130,22 +139,32 @@ def run_processes(
                 ) from error
             theirs.close()
             children[ours] = (rank, child)
+            if crew is not None:
+                crew.processes[rank] = child
+
+        crew = None if faults is None else Crew(faults, Path(folder), start, told)
+        for rank in range(processes):
+            start(rank)
         grace = 0.0
         try:
-            _collect(children, results, receive)
+            if crew is not None:
+                crew.begin()
+            _collect(children, results, receive, crew)
             grace = GRACE
         finally:
             _end([child for _, child in children.values()], grace)
     return results
 
 
-def _collect(children: dict, results: list[Any], receive: Callable[[Any], None]) -> None:
+def _collect(children: dict, results: list[Any], receive: Callable[[Any], None], crew: Crew | None = None) -> None:
     """Read the children's pipes until all have returned; the first failure decides."""
     open_pipes = dict(children)
     failure: tuple[int, str] | None = None
     deadline = None
+    seen = set(children)
     while open_pipes:
         wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        wait = wait if crew is None else min(wait, crew.tick())
         ready: list[Any] = multiprocessing.connection.wait(list(open_pipes), timeout=wait)
         for pipe in ready:
             rank, child = open_pipes[pipe]
@@ -153,11 +172,19 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None])
                 kind, item = pickle.loads(pipe.recv_bytes())
             except (EOFError, OSError):
                 child.join(GRACE)
+                if crew is not None and crew.died(rank, child.exitcode):
+                    del open_pipes[pipe]
+                    open_pipes |= {p: c for p, c in children.items() if p not in seen}  # its next life
+                    seen |= children.keys()
+                    continue
                 kind, item = (
                     "error",
                     f"it ended without a word, exit code {child.exitcode} (negative: killed by that signal)",
                 )
-            if kind == "item":
+            if kind == "item" and isinstance(item, Pause):
+                if crew is not None:
+                    crew.pause(rank, item.lasting)
+            elif kind == "item":
                 receive(item)
             elif kind == "result":
                 results[rank] = item
@@ -191,7 +218,7 @@ def _end(children: Iterable[multiprocessing.process.BaseProcess], grace: float) 
             child.join()
 
 
-def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> None:
+def _child(rank, size, store, timeout, threads, logs, pipe, target, args, seat=None) -> None:
     threading.Thread(target=_watch, daemon=True).start()
     lock = threading.Lock()
 
@@ -207,9 +234,17 @@ def _child(rank, size, store, timeout, threads, logs, pipe, target, args) -> Non
                 format=f"[%(asctime)s][rank {rank}][%(name)s][%(levelname)s] %(message)s",
             )
         torch.set_num_threads(threads)
-        transport = gossip.connect(rank, size, store, timeout=timeout)
-        result = target(rank, transport, lambda item: send("item", item), *args)
-        gossip.disconnect()
+        if seat is None:
+            transport = gossip.connect(rank, size, store, timeout=timeout)
+            result = target(rank, transport, lambda item: send("item", item), *args)
+            gossip.disconnect()
+        else:
+            home, life = seat
+            transport = None if life else gossip.connect(rank, size, store, timeout=timeout)
+            place = Seat(home, rank, life, timeout, lambda item: send("item", item))
+            result = target(rank, transport, place.send, *args, seat=place)
+            with contextlib.suppress(gossip.PeerError):  # somebody may be gone by now
+                gossip.disconnect()
         send("result", result)
     except BaseException:
         text = traceback.format_exc()

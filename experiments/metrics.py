@@ -11,11 +11,13 @@ distance and every x-axis, in one row. Pure functions of per-row metrics, whoeve
 | `eval/best/<name>` | the best worker's |
 | `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
 | `train/loss` | mean over workers of the last batch loss |
+| `workers` | how many are left, in a run with faults |
 | `idle/mean`, `idle/worst` | the share of the simulated seconds for which a worker computes nothing |
 | `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds`, `simulated` | x-axes; work and traffic are means per worker |
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,3 +131,12 @@ def evaluation(
     if losses is not None:
         row["train/loss"] = float(losses.double().mean())
     return row
+
+
+def measured(task: Any, net: Any, x: Tensor, losses: Tensor) -> dict[str, float]:
+    """`evaluation` of all workers' models, of which the rows x (m, d) are here; every process must call it."""
+    average = net.mean(x.double())  # in float32 the mean of equal rows is not one of them
+    squared = squared_distances(x, average[0])
+    average = average.to(x.dtype)
+    own = {name: net.gather(values) for name, values in task.evaluate(x).items()}
+    return evaluation(own, task.evaluate(average), net.gather(squared), net.gather(losses))

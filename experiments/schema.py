@@ -45,6 +45,7 @@ class Schema:
     partition: Any = None
     launch: Any = None
     cost: Any = None
+    faults: Any = None
     recipe: Any = None
     study: Any = None
 

@@ -85,6 +85,7 @@ def run(
             config["launch"]["timeout"],
             threads,
             folder,
+            setup.faults,
         )[0],
     )
 
@@ -129,8 +130,13 @@ def _recorded(
         tracking.tracker(config["track"], config, folder) as tracker,
         tqdm(total=planned, desc=progress or "rounds", unit="round", leave=not progress, disable=quiet) as bar,
     ):
+        events: list[str] = []
 
-        def emit(row: dict[str, float]) -> None:
+        def emit(row: dict[str, Any]) -> None:
+            if "event" in row:
+                events.append(row["event"])
+                log.info("%s", row["event"])
+                return
             writer.log(row)
             tracker.log(row)
             bar.update(int(row["round"]) - bar.n)
@@ -144,6 +150,8 @@ def _recorded(
         if not math.isfinite(last["consensus/distance"]):
             reason = f"diverged: the models are not finite at round {last['round']}; lower optimizer.lr"
             writer.finish("diverged", reason + (" or algorithm.gamma" if "gamma" in config["algorithm"] else ""))
+        elif events:
+            writer.finish("done", "; ".join(events))
     say(_summary(last, folder))
     return result
 
@@ -152,7 +160,7 @@ def _summary(row: dict[str, Any], folder: Path) -> str:
     lines = [f"round {row['round']}, {row['megabytes']:.4g} MB sent per worker, {row['seconds']:.3g} s of training"]
     lines += [f"{name:>24} {value:.6g}" for name, value in row.items() if "/" in name]
     status = records.read(folder).status
-    reason = [status["reason"]] if status["status"] == "diverged" else []
+    reason = [status["reason"]] if status["reason"] else []
     return "\n".join([*lines, *reason, f"record: {folder}"])
 
 

@@ -13,7 +13,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import gossip
-from experiments import metrics
+import graphs
+from experiments import faulty, metrics
+from experiments.crew import Seat
+from experiments.launch import under_torchrun
 from gossip import checkpoint
 from gossip.plan import verify
 from graphs import Schedule
@@ -38,6 +41,7 @@ class Setup(NamedTuple):
     schedule: Schedule
     topology: Any
     cost: gossip.Cost | None
+    faults: gossip.Faults | None = None
 
 
 def build(config: Mapping[str, Any]) -> Setup:
@@ -46,6 +50,11 @@ def build(config: Mapping[str, Any]) -> Setup:
     topology = instantiate(nodes.topology)
     schedule = instantiate(nodes.schedule)
     algorithm = instantiate(nodes.algorithm)
+    faults = instantiate(nodes.faults) if nodes.faults else None
+    if faults is not None and not isinstance(faults, gossip.Faults):
+        faults = gossip.Faults(faults)
+    if faults is not None and faults.loss:
+        schedule = graphs.drop(faults.loss, schedule, config["seed"])
     if nodes.scheduler is not None:
         algorithm = dataclasses.replace(
             algorithm, optimizer=gossip.scheduled(algorithm.optimizer, instantiate(nodes.scheduler))
@@ -58,6 +67,8 @@ def build(config: Mapping[str, Any]) -> Setup:
     gossip.check(
         algorithm, schedule, overlap=config["overlap"], local_steps=config["local_steps"], force=config["force"]
     )
+    if faults is not None:
+        _check_faults(faults, config, topology, algorithm)
     task = instantiate(nodes.task)
     if task.n != config["n"]:
         raise ValueError(f"n={config['n']} and the task has {task.n} workers: give both the same n, task.n=${{n}}")
@@ -71,7 +82,30 @@ def build(config: Mapping[str, Any]) -> Setup:
     cost = instantiate(nodes.cost) if nodes.cost else None
     if cost is not None:
         gossip.Timeline(cost, config["n"])  # refuses tables of fewer workers
-    return Setup(task, algorithm, schedule, topology, cost)
+    return Setup(task, algorithm, schedule, topology, cost, faults)
+
+
+def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: Any, algorithm: gossip.Algorithm) -> None:
+    launch = config["launch"]["kind"]
+    if under_torchrun():
+        raise ValueError(
+            "faults under torchrun, which ends all processes when one dies: start the run without torchrun, launch=workers"
+        )
+    if not hasattr(topology, "edge_index"):
+        raise ValueError(
+            "faults need a topology, whose edges are what is left to mix by, and this run has none: choose one"
+        )
+    if launch == "blocks":
+        raise ValueError(
+            "faults with launch=blocks, where a death takes several workers: use launch=workers or launch=here"
+        )
+    given = {"overlap": config["overlap"], "cost": config["cost"], "resume": config["resume"]}
+    given |= {"checkpoint_every": config["checkpoint_every"]}
+    if clash := [f"{name}={value}" for name, value in given.items() if value]:
+        raise ValueError(
+            f"faults together with {', '.join(clash)}: a run with faults has neither; leave out one of them"
+        )
+    faults.check(topology, algorithm, real=launch == "workers")
 
 
 def resumable(config: Mapping[str, Any], setup: Setup) -> int:
@@ -111,7 +145,10 @@ def train(
         folder: where checkpoints go.
         keep: return the models' trajectory at the evaluations, (evaluations, n, d), at rank 0.
     """
-    task, algorithm, schedule, _, cost = setup
+    if setup.faults is not None:
+        faulty.train(config, setup, emit)
+        return None
+    task, algorithm, schedule, _, cost, _ = setup
     rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
     if placement is not None and transport is not None:
         verify(schedule, placement.blocks, plans=64)
@@ -140,12 +177,8 @@ def train(
     def evaluate(done: int, seconds: float) -> bool:
         """Hand out a row of metrics; False if the models are not finite any more."""
         x = algorithm.params(state)
-        average = net.mean(x.double())  # in float32 the mean of equal rows is not one of them
-        squared = metrics.squared_distances(x, average[0])
-        average = average.to(x.dtype)
-        own = {name: net.gather(values) for name, values in task.evaluate(x).items()}
         bits = net.gather(net.meter.bits[net.rows])
-        row = metrics.evaluation(own, task.evaluate(average), net.gather(squared), net.gather(losses))
+        row = metrics.measured(task, net, x, losses)
         row |= metrics.axes(
             done,
             done * steps,
@@ -197,8 +230,12 @@ def hosted(
     config: Mapping[str, Any],
     folder: str | None,
     keep: bool,
+    seat: Seat | None = None,
 ) -> torch.Tensor | None:
     """One process's share of a run: builds everything from the config, so that nothing but plain data is sent to it."""
+    if seat is not None:
+        faulty.train(config, build(config), send, transport, seat)
+        return None
     placement = gossip.Placement.even(config["n"], transport.size, rank)
     transport.agree({"config": repr(config)})
     return train(config, build(config), send, placement, transport, folder, keep)

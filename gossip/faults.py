@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -86,12 +86,12 @@ class Faults:
     [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
 
-    events: tuple[Fault, ...] = ()
+    events: Any = ()
 
     def __post_init__(self) -> None:
-        events = self.events if isinstance(self.events, list | tuple) else (self.events,)
-        object.__setattr__(self, "events", tuple(events))
-        for event in self.events:
+        events = (self.events,) if isinstance(self.events, Kill | Pause | Cut | Drop) else tuple(self.events)
+        object.__setattr__(self, "events", events)
+        for event in events:
             if not isinstance(event, Kill | Pause | Cut | Drop):
                 raise TypeError(f"{event!r} is no fault: give gossip.faults.Kill, Pause, Cut or Drop")
 
