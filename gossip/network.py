@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -41,7 +41,7 @@ class Route:
     own: Message | None  # all hosted rows, if they are needed as they were sent
     fills: list[tuple[Tensor | None, Message]]  # which rows to copy where
     incoming: dict[int, Message]
-    outgoing: list[Message]
+    outgoing: dict[int, Message]
     steps: list[Step]
 
 
@@ -122,7 +122,14 @@ class Network:
         if isinstance(payload, Dense) and not self.placement.alone:
             payload = None  # plain rows, so they may travel in chunks
         specs = spec(parts)
-        self.meter.record(self.plan.edges, row_bits(specs))
+        used = None if payload is None else payload.used
+        if used is None:
+            self.meter.record(self.plan.edges, row_bits(specs))
+        else:
+            leaves = self.plan.edges
+            self.meter.record(
+                Edges(leaves.src, leaves.dst, row_bits(specs[:-1]) + 8 * used[self._place[leaves.src]]), 1
+            )
         if payload is not None and self.placement.alone:
             self._sent = payload
             return
@@ -131,7 +138,9 @@ class Network:
         if route is None:
             route = self.plan.routes[key] = self._route_of(specs, payload is None, parts[0].device)
         for rows, copy in route.fills:
-            copy.fill(parts, rows)
+            copy.fill(parts, rows, used)
+        if used is not None:
+            route = self._narrowed(route)
         self._sent = route if payload is None else payload
         self._depart(route)
         if self.background and len(route.steps) > WINDOW:
@@ -149,7 +158,10 @@ class Network:
         if isinstance(sent, Payload):
             sent.add_into(into[0], self.plan.local, scale)
             for q, message in self._arrive().items():
-                sent.like(message.read()).add_into(into[0], self.plan.remote[q], scale)
+                parts = message.read()
+                if sent.used is not None:
+                    parts = *parts[:-1], message.lead.spread(cast("Tensor", sent.like(parts).used))
+                sent.like(parts).add_into(into[0], self.plan.remote[q], scale)
             return
         assert sent.own is not None
         if len(into) != len(sent.own.specs):
@@ -269,7 +281,7 @@ class Network:
     def _depart(self, route: Route) -> None:
         """Start the first steps."""
         self._route = route
-        for message in route.outgoing:
+        for message in route.outgoing.values():
             message.lead.seal(self.round, self.placement.rank, self._sequence)
         for number in range(WINDOW):
             self._start(route, number)
@@ -331,6 +343,17 @@ class Network:
         fills = [(None if rows == everything else torch.tensor(rows), copy) for rows, copy in made.items()]
         return self._route_along(made.get(everything), fills, outgoing, self._coming(specs, device, limit))
 
+    def _narrowed(self, route: Route) -> Route:
+        """The same way for leads of which only a part is in use, where the transport can send less than is awaited."""
+        transport, (step,) = cast("Transport", self.transport), route.steps
+        for message in route.incoming.values():
+            message.lead.varies = True
+        if not transport.stretches:
+            return route
+        out = {q: [m.lead.buffer[: m.lead.length]] for q, m in route.outgoing.items()}
+        batch = transport.prepare(out, {q: m.buffers(0) for q, m in route.incoming.items()})
+        return replace(route, steps=[step._replace(batch=batch, sent=sum(b.numel() for (b,) in out.values()))])
+
     def _coming(self, specs: tuple[Spec, ...], device: torch.device, limit: float) -> dict[int, Message]:
         return {
             q: self._message("in", slot, specs, block.shape[1], device, limit, WINDOW)
@@ -378,7 +401,7 @@ class Network:
             sent = sum(b.numel() for buffers in out.values() for b in buffers)
             others = [(self.plan.remote[q], *place) for q, m in incoming.items() for place in m.at(s)]
             steps.append(Step(batch, sent, own.at(s) if own is not None else [], others))
-        return Route(own, fills, incoming, list(dict.fromkeys(outgoing.values())), steps)
+        return Route(own, fills, incoming, outgoing, steps)
 
     def _refuse_second(self) -> None:
         if self._sent is not None:
@@ -412,6 +435,13 @@ class Network:
         for total in self._sums[specs]:
             total.zero_()
         return self._sums[specs]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """(n,): where among the hosted rows a worker's is."""
+        place = torch.full((self.n,), -1)
+        place[self.rows] = torch.arange(len(self.rows))
+        return place
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

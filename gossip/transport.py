@@ -77,6 +77,8 @@ class Transport:
         messages, bytes: buffers and bytes handed to other processes.
         waited: seconds for which the caller was blocked by exchanges.
         exchanging: seconds during which an exchange was in flight.
+        staged: whether messages must lie in main memory.
+        stretches: whether a message may be shorter than the buffer in which it is received.
         spans: (name, start, end, round) of every exchange and wait while it is a list, for a timeline.
     """
 
@@ -98,7 +100,7 @@ class Transport:
         bound, local = datetime.timedelta(seconds=timeout), group is not None
         self._exchanges: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
         self._collectives: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
-        self.staged = dist.get_backend(group) == "gloo"  # messages must lie in main memory
+        self.staged = self.stretches = dist.get_backend(group) == "gloo"
         self._pending: deque[tuple[int, Batch, list[dist.Work]]] = deque()
         self._began = self._recorded_from = 0.0
         self._round = -1

@@ -81,7 +81,8 @@ class Packet:
         for dtype, shape in specs:
             size = rows * dtype.itemsize * math.prod(shape)
             starts.append(starts[-1] + -(-size // 8) * 8)  # a view needs its offset aligned to the dtype
-        self.length = starts[-1] + more
+        self.length, self.varies = starts[-1] + more, False
+        self._last = starts[-2] if specs else HEADER
         self.buffer = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self.parts = tuple(
             self.buffer[start : start + rows * dtype.itemsize * math.prod(shape)].view(dtype).view(rows, *shape)
@@ -89,6 +90,25 @@ class Packet:
         )
         self.header = self.buffer[: _FIELDS.size]
         self._bytes = memoryview(cast(Any, self.header.numpy())) if self.buffer.device.type == "cpu" else None
+
+    def pack(self, last: Tensor, used: Tensor) -> None:
+        """Fill the last part with the bytes of `last` (rows, capacity) that are `used` (rows,), without gaps, and end there."""
+        stop = self._last
+        for row, size in zip(last, used.tolist()):
+            self.buffer[stop : stop + size].copy_(row[:size])
+            stop += size
+        self.length, self.varies = stop, True
+
+    def spread(self, used: Tensor) -> Tensor:
+        """The last part as it was before `pack`, in new memory if it has several rows."""
+        part, start = self.parts[-1], self._last
+        if len(part) == 1:
+            return part
+        spread = torch.zeros_like(part)
+        for row, size in zip(spread, used.tolist()):
+            row[:size].copy_(self.buffer[start : start + size])
+            start += size
+        return spread
 
     def seal(self, round: int, sender: int, sequence: int) -> None:
         """Write the header."""
@@ -98,9 +118,10 @@ class Packet:
             self.header.view(torch.int64).copy_(torch.tensor((round, sender, sequence, self.length)))
 
     def check(self, round: int, sender: int, sequence: int) -> None:
-        """Refuse a packet of another round, sender, place in the round, or length."""
-        want = (round, sender, sequence, self.length)
+        """Refuse a packet of another round, sender, place in the round, or length; of varying length, of more than fits."""
         got = _FIELDS.unpack(self._bytes if self._bytes is not None else bytes(self.header.tolist()))
+        varied = self.varies and self._last <= got[3] <= self.length
+        want = (round, sender, sequence, got[3] if varied else self.length)
         if got != want:
             raise RuntimeError(
                 f"a message from rank {sender} is out of step: expected (round, sender, sequence, bytes) = "
@@ -167,12 +188,18 @@ class Message:
         chunk = list(zip(self.pieces[step : step + 1], self.chunks[step : step + 1]))
         return [*zip(self.small, self.lead.parts), *chunk] if step == 0 else chunk
 
-    def fill(self, parts: tuple[Tensor, ...], rows: Tensor | None = None) -> None:
-        """Copy these parts in; only the given rows of them if `rows` is not None."""
+    def fill(self, parts: tuple[Tensor, ...], rows: Tensor | None = None, used: Tensor | None = None) -> None:
+        """Copy these parts in; only the given rows of them if `rows` is not None.
+
+        Of a payload of variable length, so much of the last part as is `used` (of all rows, before the choice).
+        """
+        if used is not None:
+            parts, last = parts[:-1], parts[-1]
+            self.lead.pack(last if rows is None else last[rows], used if rows is None else used[rows])
         if len(self.chunks) > 1:
             parts = tuple(p if p.ndim < 3 else p.contiguous() for p in parts)  # `Piece.of` flattens them
         for step in range(self.steps):
-            for piece, place in self.at(step):
+            for piece, place in self.at(step)[: len(parts)]:
                 source = piece.of(parts)
                 if rows is None:
                     place.copy_(source)

@@ -1,5 +1,7 @@
 """The network against plain matrix algebra, in one process and over ranks that are threads (gossip/network.py)."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
@@ -139,6 +141,62 @@ def test_a_payload_travels_as_its_parts_and_is_added_as_its_dense_form(compresso
         assert r[3] == r[4]
         assert r[4] >= r[5] * (HEADER + r[2] // 8)
     assert edges == brute_edges(RING(0), results[0][2])
+
+
+@dataclass(frozen=True)
+class Runs(gossip.Payload):
+    """Small integers as so many bytes of ones: of variable length, and stored in at most 20 bytes."""
+
+    length: torch.Tensor
+    ones: torch.Tensor
+
+    def parts(self):
+        return self.length, self.ones
+
+    def like(self, parts):
+        return Runs(*parts)
+
+    @property
+    def used(self):
+        return self.length[:, 0].long()
+
+    def dense(self):
+        inside = torch.arange(20) < self.length
+        return (self.ones * inside).sum(1, keepdim=True, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("blocks", [*BLOCKS, [[0, 3], [1], [2, 4], [5]]], ids=len)
+@pytest.mark.parametrize("stretches", [True, False])
+def test_a_payload_of_variable_length_travels_as_long_as_it_is(blocks, stretches):
+    """Where a receive buffer must have the length of the message, it travels at its capacity, and is metered as it is."""
+    W, n, rounds = RING(0).to_dense(), 6, 3
+
+    def rank(placement, transport):
+        if transport is not None:
+            transport.stretches = stretches
+        net, into = Network(RING, placement, transport), torch.zeros(len(placement.rows), 1, dtype=torch.float64)
+        for k in range(rounds):
+            net.begin(k)
+            length = (placement.rows[:, None] * 3 + k).int()
+            ones = (torch.arange(20) < length).to(torch.uint8)
+            net.send(Runs(length, ones))
+            net.receive(into)
+        peers = len(net.plan.sends)
+        return into, net.meter.edges, net.meter.wire_bytes, 0 if transport is None else transport.handed, peers
+
+    results = in_threads(blocks, rank)
+    sent = sum(torch.arange(6.0, dtype=torch.float64)[:, None] * 3 + k for k in range(rounds))
+    assert torch.allclose(collected(blocks, [r[0] for r in results]), W @ sent - sent, atol=1e-13)
+    edges = {}
+    for r in results:
+        edges |= r[1]
+    length = {i: sum(3 * i + k for k in range(rounds)) for i in range(n)}
+    assert edges == {(j, i): (rounds, 32 * rounds + 8 * length[j]) for j, i in brute_edges(W, 0)}
+    for block, (*_, wire, handed, peers) in zip(blocks, results):
+        assert wire == handed
+        if len(block) == 1:
+            at_capacity = rounds * peers * (HEADER + 8 + 24)
+            assert handed == (peers * (rounds * (HEADER + 8) + length[block[0]]) if stretches else at_capacity)
 
 
 def test_top_one_percent_of_a_large_row_is_under_three_percent_on_the_wire():
