@@ -14,10 +14,12 @@ from .compress import (
     Payload,
     PerLayer,
     RandK,
+    RangeCoded,
     Sign,
     Threshold,
     TopK,
     WarmUp,
+    entropy,
 )
 from .cost import Cost
 from .faults import Faults
@@ -65,6 +67,7 @@ __all__ = [
     "PerLayer",
     "Placement",
     "RandK",
+    "RangeCoded",
     "Record",
     "Rows",
     "Sent",
@@ -82,6 +85,7 @@ __all__ = [
     "consensus",
     "consensus_distance",
     "disconnect",
+    "entropy",
     "fibre",
     "load",
     "lockstep",

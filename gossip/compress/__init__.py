@@ -2,6 +2,7 @@
 
 from .block_topk import BlockTopK
 from .compose import Compose
+from .entropy import RangeCoded, entropy
 from .identity import Identity
 from .lowrank import LowRank
 from .payload import Compressor, Payload
@@ -21,8 +22,10 @@ __all__ = [
     "Payload",
     "PerLayer",
     "RandK",
+    "RangeCoded",
     "Sign",
     "Threshold",
     "TopK",
     "WarmUp",
+    "entropy",
 ]
