@@ -111,7 +111,9 @@ def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: An
 def resumable(config: Mapping[str, Any], setup: Setup) -> int:
     """The round to resume from; refuses what is no checkpoint, one of another run, and where nothing is left to do."""
     state = setup.algorithm.init(setup.task.initial().expand(config["n"], -1).clone())
-    done = checkpoint.restore(saved(config, setup.algorithm), state, gossip.Network(setup.schedule))
+    table = saved(config, setup.algorithm)
+    done = checkpoint.restore(table, state, gossip.Network(setup.schedule))
+    checkpoint.compare_graphs(table, setup.schedule, setup.algorithm)
     if done >= config["rounds"]:
         raise ValueError(
             f"rounds={config['rounds']}, and the checkpoint in {config['resume']} is at round {done} already: "

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphs import Schedule
+
 from . import tree
 from .algorithm import Algorithm, State
 from .network import Network
@@ -34,6 +36,7 @@ def table(state: State, net: Network, round: int) -> dict[str, Any]:
         "version": VERSION,
         "n": net.n,
         "round": round,
+        "schedule": net.schedule.digest,
         "leaves": leaves,
         "plain": {name: node.plain for name, node in nodes.items() if isinstance(node, LocalOptimizer)},
         "meter": {
@@ -101,6 +104,26 @@ def restore(table: dict[str, Any], state: State, net: Network) -> int:
     return table["round"]
 
 
+def compare_graphs(table: dict[str, Any], schedule: Schedule, algorithm: Algorithm) -> None:
+    """Warn of a checkpoint that was made on another graph; refuse it if the algorithm's memory depends on that W.
+
+    Raises:
+        ValueError: the algorithm requires a static W, because its running sums were made with it (CHOCO, exact diffusion).
+    """
+    if table.get("schedule", schedule.digest) == schedule.digest:
+        return
+    if "static" in algorithm.requires:
+        raise ValueError(
+            f"the checkpoint was made on another graph or with other weights, and what {type(algorithm).__name__} remembers "
+            "was summed up with those: resume with the same topology, weights and schedule, or use an algorithm without "
+            "memory of past mixing (DPSGD, SGP)"
+        )
+    warnings.warn(
+        "the checkpoint was made on another graph or with other weights: the run goes on with those given now",
+        stacklevel=3,
+    )
+
+
 def reshard(table: dict[str, Any], algorithm: Algorithm, n: int) -> dict[str, Any]:
     """The checkpoint of n workers who all start where the average of the saved ones is, with a warning.
 
@@ -129,6 +152,7 @@ def reshard(table: dict[str, Any], algorithm: Algorithm, n: int) -> dict[str, An
         + (f", and the memory of {type(algorithm).__name__} ({memory}) starts anew" if memory else ""),
         stacklevel=2,
     )
+    table = {k: v for k, v in table.items() if k != "schedule"}  # that of another n is not to be compared with
     return table | {"n": n, "leaves": leaves, "meter": meter}
 
 

@@ -61,7 +61,8 @@ def load(
 
     Raises:
         FileNotFoundError: there is no file, and it is not optional.
-        ValueError: it is no checkpoint of such a run; the message lists the ranks where it does not fit.
+        ValueError: it is no checkpoint of such a run; the message lists the ranks where it does not fit. Or it was made on
+            another graph, and the algorithm remembers that one; of other algorithms that is warned of.
     """
     transport, net = optimizer.net.transport, optimizer.net
     assert transport is not None
@@ -97,6 +98,7 @@ def _table(workers: list[dict[str, Any]], optimizer: GossipOptimizer) -> dict[st
         "version": checkpoint.VERSION,
         "n": len(workers),
         "round": optimizer.rounds,
+        "schedule": optimizer.net.schedule.digest,
         "steps": optimizer.steps,
         "local_steps": optimizer.local_steps,
         "leaves": {name: torch.cat([own[name] for own in rows]) for name in rows[0]},
@@ -129,6 +131,8 @@ def _workers(table: dict[str, Any], optimizer: GossipOptimizer, average: bool) -
             )
         table = checkpoint.reshard(table, optimizer.algorithm, n)
         table["workers"] = [_average(table["workers"])] * n
+    else:
+        checkpoint.compare_graphs(table, optimizer.net.schedule, optimizer.algorithm)
     return [
         worker | {"gossip": {name: leaf[i : i + 1] for name, leaf in table["leaves"].items()}, "meter": table["meter"]}
         for i, worker in enumerate(table["workers"])

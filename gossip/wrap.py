@@ -1,7 +1,6 @@
 """`wrap(optimizer, algorithm, mixing)`: any torch optimizer, made decentralized, in an ordinary training loop under torchrun."""
 
 import contextlib
-import hashlib
 import inspect
 import json
 import os
@@ -148,7 +147,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.row = row = ModelRow(optimizer)
         facts: dict[str, Any] = row.facts()
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
-        facts |= {"overlap": overlap, "buffers mixed": mix_buffers, "seed": seed, "schedule": _digest(schedule)}
+        facts |= {"overlap": overlap, "buffers mixed": mix_buffers, "seed": seed, "schedule": schedule.digest}
         transport.agree(facts)
         placement = Placement.even(schedule.n, transport.size, transport.rank)
         verify(schedule, placement.blocks, plans=64)
@@ -205,7 +204,7 @@ class GossipOptimizer(torch.optim.Optimizer):
                 if self._in_flight:
                     self._receive()
                 else:
-                    self.net.begin(self.rounds - 1)
+                    self._begin(self.rounds - 1)
                     self.gossip = self.algorithm.communicate(self.gossip, self.net)
                 if self._buffers is not None:
                     self._buffers.mix(self.net)
@@ -214,8 +213,17 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.algorithm.params(self.gossip)
         self.row.refresh()
 
+    def _begin(self, round: int) -> None:
+        transport = self.net.transport
+        if transport and any(other != id(self) for other in transport.unfinished):
+            raise RuntimeError(
+                "the exchange of another optimizer is in flight on the same transport (overlap=True): call its finish() first, "
+                "or give each a transport of its own, as wrap does where transport= is not passed"
+            )
+        self.net.begin(round)
+
     def _send(self) -> None:
-        self.net.begin(self.rounds)
+        self._begin(self.rounds)
         self.algorithm.send(self.gossip, self.net)
         self._leave_in_flight()
 
@@ -472,12 +480,3 @@ def _refuse_clock(clock: str, reweight: bool, together: bool) -> None:
         raise Incompatible(
             'clock="live" with overlap or mixed buffers: its exchanges always overlap, and buffers are local; leave both out'
         )
-
-
-def _digest(schedule: Schedule) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for k in range(min(schedule.period or 64, 64)):
-        W = schedule(k)
-        coo = (W if W.is_sparse else W.to_sparse_coo()).coalesce()
-        digest.update(coo.indices().numpy().tobytes() + coo.values().numpy().tobytes())
-    return digest.hexdigest()

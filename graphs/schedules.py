@@ -1,5 +1,6 @@
 """A schedule answers "what was W at round k?": a pure function of k with a period and computed properties."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -66,6 +67,21 @@ class Schedule:
     def rounds(self) -> range:
         """The rounds that the properties look at: one period, or the first `horizon`."""
         return range(self.horizon if self.period is None else self.period)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the matrices of a period, or of the first 64 rounds: equal for schedules that mix alike.
+
+        >>> from graphs import metropolis, path, ring
+        >>> ring(4).n == path(4).n, static(metropolis(ring(4))).digest == static(metropolis(path(4))).digest
+        (True, False)
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for k in range(min(self.period or 64, 64)):
+            W = self(k)
+            coo = (W if W.is_sparse else W.to_sparse_coo()).coalesce()
+            digest.update(coo.indices().numpy().tobytes() + coo.values().numpy().tobytes())
+        return digest.hexdigest()
 
     def offence(self, name: str) -> str | None:
         """None if the property holds, else a sentence naming the round, the offender and its value.

@@ -36,6 +36,20 @@ def written(algorithm, path, rounds=3):
     return net, state
 
 
+def test_another_graph_is_refused_where_memory_depends_on_it_and_warned_of_elsewhere(tmp_path):
+    path, other = tmp_path / "c.pt", graphs.static(graphs.metropolis(graphs.star(N)))
+    for algorithm in (gossip.Choco(compressor=gossip.TopK(0.5)), gossip.DPSGD()):
+        written(algorithm, path)
+        table = checkpoint.read(path)
+        checkpoint.compare_graphs(table, graphs.static(graphs.metropolis(graphs.ring(N))), algorithm)  # equal weights
+        if isinstance(algorithm, gossip.Choco):
+            with pytest.raises(ValueError, match=r"another graph.*what Choco remembers.*same topology"):
+                checkpoint.compare_graphs(table, other, algorithm)
+        else:
+            with pytest.warns(UserWarning, match=r"made on another graph or with other weights"):
+                checkpoint.compare_graphs(table, other, algorithm)
+
+
 ALGORITHMS = {
     "dpsgd": gossip.DPSGD(ADAM),
     "choco": gossip.Choco(MOMENTUM, gossip.RandK(0.4), 0.2),

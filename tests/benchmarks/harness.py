@@ -45,11 +45,15 @@ def at_most(figure: str, against: str, ratio: float, goal: float, detail: str = 
     return Row(figure, against, ratio, f"≤ {goal:g}", ratio <= goal, detail)
 
 
+def reported(figure: str, against: str, ratio: float, detail: str = "") -> Row:
+    """A row that is stated as it is, without a goal."""
+    return Row(figure, against, ratio, "", True, detail)
+
+
 def table(rows: list[Row]) -> str:
     """The rows as text."""
     lines = [f"{'figure':<58} {'measured against':<44} {'ratio':>7} {'goal':>7}  {'':4} detail"]
-    lines += [
-        f"{r.figure:<58} {r.against:<44} {r.ratio:>7.3g} {r.goal:>7}  {'met' if r.met else 'MISS':4} {r.detail}"
-        for r in rows
-    ]
+    for r in rows:
+        verdict = "" if not r.goal else "met" if r.met else "MISS"
+        lines.append(f"{r.figure:<58} {r.against:<44} {r.ratio:>7.3g} {r.goal:>7}  {verdict:4} {r.detail}")
     return "\n".join(lines)
