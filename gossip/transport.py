@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import logging
 import os
 import re
 import socket
@@ -19,31 +18,16 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
+from .stall import Board, Leg, Waiting, watch
+
 TIMEOUT = 300.0  # seconds; a slow worker is not a dead one
 _CLOSED = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|pair closure", re.IGNORECASE)
-
-logger = logging.getLogger("gossip")
-
 
 _OPEN: "weakref.WeakSet[Transport]" = weakref.WeakSet()
 
 
 class PeerError(RuntimeError):
     """An exchange that did not complete: names the rank, the peer, the round and the message."""
-
-
-class Leg(NamedTuple):
-    """One buffer's way in an exchange, or a collective with everybody."""
-
-    what: str
-    peer: int | None = None
-
-    def __str__(self) -> str:
-        return self.what
-
-    @property
-    def of(self) -> str:
-        return "another rank" if self.peer is None else f"rank {self.peer}"
 
 
 class Batch(NamedTuple):
@@ -53,14 +37,6 @@ class Batch(NamedTuple):
     buffers: list[list[Tensor]]
     receives: int  # the first so many are received, the others sent
     sent: int  # bytes
-
-
-class Waiting(NamedTuple):
-    """What a rank is blocked by, for the watchdog."""
-
-    since: float
-    round: int
-    leg: Leg
 
 
 class Transport:
@@ -105,7 +81,9 @@ class Transport:
         self._began = self._recorded_from = 0.0
         self._round = -1
         self._waiting: list[Waiting | None] = [None, None]  # in an exchange, in a collective
-        threading.Thread(target=_watch, args=(weakref.ref(self), timeout), name="gossip watchdog", daemon=True).start()
+        self._board = Board(_store(), str(getattr(self._exchanges, "group_name", "")), self.rank)
+        watching = weakref.ref(self), self._board, timeout
+        threading.Thread(target=watch, args=watching, name="gossip watchdog", daemon=True).start()
         self.unfinished: dict[int, Callable[[], None]] = {}  # what completes an exchange that somebody left in flight
         _OPEN.add(self)
         self.barrier()  # every rank is here, and NCCL's first batched exchange needs all of them warmed up
@@ -273,11 +251,13 @@ class Transport:
 
     def _explained(self, leg: Leg, round: int, begun: float, error: Exception) -> PeerError:
         """A peer that is gone is told from one that is slow, by how long it took to find out."""
+        late = time.perf_counter() - begun > 0.9 * self.timeout
+        chain = self._board.chain(leg.peer) if late else ""
         self._waiting[0] = None
-        if time.perf_counter() - begun > 0.9 * self.timeout:
+        if late:
             return PeerError(
                 f"rank {self.rank} could not {leg} in round {round}: no answer within {self.timeout:g} s; {leg.of} is stuck "
-                f"or slower than the bound: look at its log, or raise the timeout. {error}"
+                f"or slower than the bound{f' ({chain})' if chain else ''}: look at its log, or raise the timeout. {error}"
             )
         closed = "connection closed" if _CLOSED.search(str(error)) else "the exchange failed"
         return PeerError(
@@ -286,22 +266,12 @@ class Transport:
         )
 
 
-def _watch(ref: weakref.ref, timeout: float) -> None:
-    """Warn once of each wait that takes a tenth of the bound."""
-    warned = None
-    while (transport := ref()) is not None:
-        for waiting in transport._waiting:
-            if waiting is None or waiting is warned:
-                continue
-            seconds = time.perf_counter() - waiting.since
-            if seconds > timeout / 10:
-                warned = waiting
-                logger.warning(
-                    "rank %d has waited %.3g s for %s in round %d, to %s; it gives up after %g s",
-                    *(transport.rank, seconds, waiting.leg.of, waiting.round, waiting.leg, timeout),
-                )
-        del transport
-        time.sleep(min(1.0, timeout / 50))
+def _store() -> Any:
+    """Where the processes met, if torch tells."""
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except (AttributeError, ValueError):
+        return None
 
 
 def _level(group: dist.ProcessGroup) -> None:

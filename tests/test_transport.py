@@ -140,6 +140,42 @@ def test_a_stuck_peer_is_given_up_after_the_bound(tmp_path):
     assert 1.5 < waited < 4.5
 
 
+def chained(rank, size, store):
+    """On a path 0 - 1 - 2 rank 2 sleeps in round 0: rank 1 waits for it there, and rank 0 for rank 1 in round 1."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("gossip").addHandler(handler)
+    transport = gossip.connect(rank, size, store, timeout=5.0)
+    schedule = graphs.static(graphs.metropolis(graphs.path(size)))
+    net = Network(schedule, Placement.even(size, size, rank), transport)
+    if rank == 2:
+        time.sleep(8)
+        return None, said
+
+    def rounds():
+        for k in range(3):
+            net.begin(k)
+            net.mix(torch.zeros(1, 4))
+
+    with pytest.raises(gossip.PeerError) as caught:
+        rounds()
+    time.sleep(1)  # the store is rank 0's
+    return str(caught.value), said
+
+
+def test_a_stall_is_explained_by_who_waits_for_whom(tmp_path):
+    first, second, _ = values(launch(chained, 3, tmp_path))
+    rest = "rank 2 waits for nobody: it computes, is stopped, or has ended)"
+    chain = rf"\(rank 1 waits in round 0 to receive 80 bytes from rank 2, {rest[:-1]}\)"
+    assert re.search(
+        rf"rank 0 has waited .* for rank 1 in round 1, to receive 80 bytes from rank 1; .* {chain}", first[1][0]
+    )
+    assert rest in second[1][0]
+    assert re.search(r"rank 1 could not receive 80 bytes from rank 2 in round 0: no answer within 5 s", second[0])
+    assert rest in second[0]
+
+
 def slow(rank, size, store):
     """Rank 1 is late in round 1, but within the bound."""
     said: list[str] = []
@@ -162,7 +198,8 @@ def test_a_stall_is_warned_of_at_a_tenth_of_the_bound(tmp_path):
     assert said[1] == []
     (line,) = said[0]
     assert re.fullmatch(
-        r"rank 0 has waited 1(\.\d+)? s for rank 1 in round 1, to receive 4,064 bytes from rank 1; it gives up after 10 s",
+        r"rank 0 has waited 1(\.\d+)? s for rank 1 in round 1, to receive 4,064 bytes from rank 1; it gives up after 10 s "
+        r"\(rank 1 waits for nobody: it computes, is stopped, or has ended\)",
         line,
     )
 
