@@ -46,6 +46,7 @@ class Schema:
     launch: Any = None
     cost: Any = None
     faults: Any = None
+    clock: Any = None
     recipe: Any = None
     study: Any = None
 

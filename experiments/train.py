@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 import gossip
-from experiments import launch, records, schema, sweep, tracking
+from experiments import launch, lively, records, schema, sweep, tracking
 from experiments.trainer import Setup, build, hosted, resumable, train
 
 log = logging.getLogger(__name__)
@@ -75,19 +75,16 @@ def run(
         return result
     if config["launch"]["kind"] == "here":
         return recorded(0, lambda emit: train(config, setup, emit, folder=folder, keep=keep))
-    return recorded(
-        0,
-        lambda emit: launch.run_processes(
-            hosted,
-            (config, str(folder), keep),
-            processes,
-            emit,
-            config["launch"]["timeout"],
-            threads,
-            folder,
-            setup.faults,
-        )[0],
-    )
+
+    def started(emit: Callable[[Any], None]) -> Any:
+        faults, told = setup.faults, lambda worker: None
+        if lively.live(config):
+            gallery = lively.Gallery(config, setup, emit)
+            faults, emit, told = faults or gossip.Faults(), gallery.receive, gallery.lost
+        options = config["launch"]["timeout"], threads, folder, faults, told
+        return launch.run_processes(hosted, (config, str(folder), keep), processes, emit, *options)[0]
+
+    return recorded(0, started)
 
 
 def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str, Any]]:

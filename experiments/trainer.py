@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import gossip
 import graphs
-from experiments import faulty, metrics
+from experiments import faulty, lively, metrics
 from experiments.crew import Seat
 from experiments.launch import under_torchrun
 from gossip import checkpoint
@@ -53,7 +53,7 @@ def build(config: Mapping[str, Any]) -> Setup:
     faults = instantiate(nodes.faults) if nodes.faults else None
     if faults is not None and not isinstance(faults, gossip.Faults):
         faults = gossip.Faults(faults)
-    if faults is not None and faults.loss:
+    if faults is not None and faults.loss and not lively.live(config):
         schedule = graphs.drop(faults.loss, schedule, config["seed"])
     if nodes.scheduler is not None:
         algorithm = dataclasses.replace(
@@ -82,7 +82,10 @@ def build(config: Mapping[str, Any]) -> Setup:
     cost = instantiate(nodes.cost) if nodes.cost else None
     if cost is not None:
         gossip.Timeline(cost, config["n"])  # refuses tables of fewer workers
-    return Setup(task, algorithm, schedule, topology, cost, faults)
+    setup = Setup(task, algorithm, schedule, topology, cost, faults)
+    if lively.live(config):
+        lively.check(config, setup, under_torchrun())
+    return setup
 
 
 def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: Any, algorithm: gossip.Algorithm) -> None:
@@ -236,7 +239,10 @@ def hosted(
 ) -> torch.Tensor | None:
     """One process's share of a run: builds everything from the config, so that nothing but plain data is sent to it."""
     if seat is not None:
-        faulty.train(config, build(config), send, transport, seat)
+        if lively.live(config):
+            lively.work(config, build(config), send, seat)
+        else:
+            faulty.train(config, build(config), send, transport, seat)
         return None
     placement = gossip.Placement.even(config["n"], transport.size, rank)
     transport.agree({"config": repr(config)})

@@ -52,7 +52,7 @@ class Edge:
     def reset(self) -> None:
         """As before the first message."""
         self.group: Any = None
-        self.open = self.pending = self.gives = False
+        self.open = self.pending = False
         self.works: dict[int, list[Any]] = {}
         self.notes: list[Any] = []  # what is posted and its handle: a dropped handle closes the connection
         self.asked = self.spoke = time.monotonic()
@@ -108,6 +108,7 @@ class Live:
     Attributes:
         known: (n,) steps of each worker, as far as is known here.
         lost: neighbours that were lost, and why.
+        adopted: whether a restarted worker found a neighbour that gave it a model; else it came too late.
 
     >>> import graphs, tempfile
     >>> from concurrent.futures import ThreadPoolExecutor
@@ -158,7 +159,7 @@ class Live:
         self._lock = threading.Condition()
         self._error: BaseException | None = None
         self._ending, self._news = False, False
-        self._adopted = threading.Event()
+        self.adopted = False
         self._made = compressor(torch.zeros_like(x), self._key()) if compressor is not None else None
         self._specs = spec((x,) if self._made is None else self._made.parts())
         peers = topology.target[topology.source == rank].tolist()
@@ -177,8 +178,8 @@ class Live:
         for thread in self._threads:
             thread.start()
         self._await(lambda: not any(e.group is None and p not in self.lost for p, e in self.edges.items()), timeout)
-        if life and peers:
-            self._adopted.wait(min(timeout, 30.0))
+        if life:
+            self._await(lambda: self.adopted or len(self.lost) == len(peers), timeout)
 
     # -- the worker's side -----------------------------------------------------------------------------------------
 
@@ -272,6 +273,8 @@ class Live:
                     self._lock.wait(min(1.0, self.timeout / 8))
             whole = bool(((self.states % (AGAIN + 1)) == FINISHED).all())
             self._ending = True
+            if self.returning:
+                self.store.set(f"over/{self.rank}", "")
             for edge in self.edges.values():
                 if edge.open:
                     self._post(edge, NOTE)  # first, for it may be the last news that the neighbour needs
@@ -382,16 +385,27 @@ class Live:
     def _open(self, edge: Edge) -> None:
         if (key := f"life/{edge.peer}") and self.store.check([key]):
             edge.life = int(self.store.get(key))
-        lives = (self.life, edge.life) if self.rank < edge.peer else (edge.life, self.life)
+        lives = "{}-{}".format(*((self.life, edge.life) if self.rank < edge.peer else (edge.life, self.life)))
+        if lives != "0-0":
+            self._greet(edge, lives)
         with _closing():
-            edge.connect(self.store, "{}-{}".format(*lives), self.timeout)
+            edge.connect(self.store, lives, self.timeout)
         with self._lock:
             edge.open, edge.spoke = True, time.monotonic()
             self.lost.pop(edge.peer, None)
-            if self.life and not self._adopted.is_set():
-                edge.gives = True
+            if self.life and not self.adopted:
                 self._post(edge, GIVE)
             self._lock.notify_all()
+
+    def _greet(self, edge: Edge, lives: str) -> None:
+        """Where one was restarted, let each see that the other is there before they connect, which would wait for it."""
+        key = f"there/{edge.pair[0]}-{edge.pair[1]}/{lives}/"
+        self.store.set(f"{key}{self.rank}", "")
+        deadline = time.monotonic() + self.timeout
+        while not self.store.check([f"{key}{edge.peer}"]):
+            if self.store.check([f"over/{edge.peer}"]) or time.monotonic() > deadline or self._ending:
+                raise _Closed("it has ended")
+            time.sleep(0.02)
 
     def _next(self, edge: Edge) -> bool:
         """Receive a message and act on it; False if it was the last."""
@@ -417,9 +431,9 @@ class Live:
                 self._apply(edge)
             elif kind == GIVE:
                 self._post(edge, GIVEN, self.x.cpu().clone())
-            elif kind == GIVEN and not self._adopted.is_set() and given is not None:
+            elif kind == GIVEN and not self.adopted and given is not None:
                 self.x.copy_(given)
-                self._adopted.set()
+                self.adopted = True
             self._lock.notify_all()
         return kind != END
 
