@@ -30,9 +30,11 @@ class Links:
         latency: ℓ, seconds one way.
         bandwidth: B, bytes per second (12.5e6 is 100 Mbit/s).
         nic: N, bytes per second of a host's network card, each way.
+        crowding: ε, what f connections at once cost: the card then gives N / (1 + ε (f − 1)) in all.
+        burst: S, bytes that pass a card at once after a pause, as by a token bucket: they count as sent S/N earlier.
         hosts: the host of each worker, (n,), if some share one; messages inside a host do not pass its card.
         full_duplex: whether a card sends and receives at the same time, at N each way, or in turn.
-        per_message: o, seconds of CPU at either end of every message (LogP's overhead).
+        per_message: o, seconds that a message costs the CPU at either end (LogP's overhead).
         handshake: whether a sender first waits for word that the receiver is ready, as gloo does: an exchange then
             takes two delays.
 
@@ -43,6 +45,8 @@ class Links:
     latency: float | Sequence[Sequence[float]] | Tensor = 0.0
     bandwidth: float | Sequence[Sequence[float]] | Tensor = math.inf
     nic: float = math.inf
+    crowding: float = 0.0
+    burst: float = 0.0
     hosts: Sequence[int] | None = None
     full_duplex: bool = True
     per_message: float = 0.0
@@ -60,8 +64,9 @@ class Links:
                 raise ValueError(f"{name} holds {values.min()}: it must be {what}")
         if not self.nic > 0:
             raise ValueError(f"nic={self.nic!r} is not above 0: it is in bytes per second, 125e6 for 1 Gbit/s")
-        if not 0 <= self.per_message < math.inf:
-            raise ValueError(f"per_message={self.per_message!r} is not a number of seconds of at least 0")
+        for name in ("per_message", "crowding", "burst"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a number of at least 0")
 
     def message(self, source: int, target: int, bytes: float) -> float:
         """Seconds from the moment a message of so many bytes is sent until it is there, alone on the network."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from graphs import Schedule, Topology, as_schedule
 
 from .cost import Cost
+from .links import Links
 from .network import Network
 
 _KEPT = 64  # compiled rounds, as in `gossip.network`
@@ -41,8 +42,8 @@ class Timeline:
 
     where out and in are the times at which it has passed its sender's and its receiver's card: cards serve messages in
     the order in which they come, and those that come together share it and are through together. A worker's CPU adds
-    o seconds for each message that it sends or receives. An all-reduce is 2 (n − 1) such steps along the ring
-    0 → 1 → … → 0, or goes by a server, which all wait for.
+    o seconds for each message of an exchange that it sends or receives. An all-reduce is 2 (n − 1) such steps along the
+    ring 0 → 1 → … → 0, with o for the first of them, or goes by a server, which all wait for.
 
     Args:
         cost: the models.
@@ -77,6 +78,8 @@ class Timeline:
         self._workers = torch.arange(n).repeat(local_steps)
         self._wires: OrderedDict[int, _Wires] = OrderedDict()
         self._ring: _Wires | None = None
+        hosts = n if cost.links.hosts is None else 1 + max(list(cost.links.hosts)[:n])
+        self._busy = np.full(2 * hosts, -np.inf)  # until when each card's work lasts, out and in
 
     @property
     def seconds(self) -> float:
@@ -93,24 +96,25 @@ class Timeline:
         for sent in messages:
             size = np.broadcast_to(np.asarray(sent.bytes, dtype=np.float64), (self.n,))
             if sent.steps == 1:
-                done = self._along(W)(done, size)
+                done = self._along(W)(done, size, self._busy)
             elif self.cost.average == "server":
-                done = self._server(done, size * sent.steps / 2)
+                done = self._server(done, self.n * float(size.sum()))
             elif self.n > 1:
-                for _ in range(sent.steps):
-                    done = self._round_the_ring(done, size)
+                for step in range(sent.steps):
+                    done = self._round_the_ring(done, size, self._busy, calls=step == 0)
         end = np.maximum(computed, done)
         self.idle += torch.from_numpy(end - computed)
         self.clock = torch.from_numpy(end)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Clocks and idle seconds, for a checkpoint."""
-        return {"clock": self.clock, "idle": self.idle}
+        return {"clock": self.clock, "idle": self.idle, "busy": torch.from_numpy(self._busy)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from there; another number of workers all start when the last of them had ended."""
         if len(state["clock"]) == self.n:
             self.clock, self.idle = state["clock"].clone(), state["idle"].clone()
+            self._busy[:] = state["busy"].numpy()
         else:
             self.clock = torch.full_like(self.clock, float(state["clock"].max()))
             self.idle = torch.full_like(self.idle, float(state["idle"].mean()))
@@ -131,11 +135,11 @@ class Timeline:
             self._ring = _Wires(self.cost, self.n, i, (i + 1) % self.n, None)
         return self._ring
 
-    def _server(self, leave: np.ndarray, size: np.ndarray) -> np.ndarray:
+    def _server(self, leave: np.ndarray, bytes: float) -> np.ndarray:
         """All send to a host of its own and hear from it: 2 (ℓ + n M / B), from when the last has come."""
         links = self.cost.links
         latency, bandwidth = (float(np.max(links._tables[0])), float(np.min(links._tables[1])))
-        there = 2 * (latency + float(size.sum()) / min(bandwidth, links.nic)) + 4 * links.per_message
+        there = 2 * (latency + bytes / min(bandwidth, links.nic)) + 4 * links.per_message
         return np.full_like(leave, float(leave.max()) + there)
 
 
@@ -167,9 +171,9 @@ class _Wires:
             out, into = out[self.outside], into[self.outside]
             if self.links.full_duplex:
                 into = into + 1 + host.max()  # a queue of its own
-            self.cards = _Queues(np.concatenate((out, into)))
+            self.cards = _Cards(np.concatenate((out, into)), self.links)
 
-    def __call__(self, leave: np.ndarray, size: np.ndarray) -> np.ndarray:
+    def __call__(self, leave: np.ndarray, size: np.ndarray, busy: np.ndarray, calls: bool = True) -> np.ndarray:
         if not len(self.source):
             return leave
         begin = leave[self.source]
@@ -179,9 +183,9 @@ class _Wires:
         gone = begin + size / self.bandwidth
         through = gone + self.latency
         if self.cards is not None:
-            b, work = begin[self.outside], size[self.outside] / self.links.nic
-            late = self.latency[self.outside]
-            out, into = np.split(self.cards(np.concatenate((b, b + late)), np.concatenate((work, work))), 2)
+            b, bytes, late = (each[self.outside] for each in (begin, size, self.latency))
+            over = self.cards(np.concatenate((b, b + late)), np.concatenate((bytes, bytes)), busy)
+            out, into = np.split(over, 2)
             gone[self.outside] = np.maximum(gone[self.outside], out)
             through[self.outside] = np.maximum(gone[self.outside] + late, into)
         done = leave.copy()
@@ -189,28 +193,34 @@ class _Wires:
         done[self.receivers] = np.maximum(done[self.receivers], arrived)
         left = np.maximum.reduceat(gone[self.by_source], self.first_out)
         done[self.senders] = np.maximum(done[self.senders], left)
-        return done + self.overhead
+        return done + self.overhead if calls else done
 
 
-class _Queues:
-    """Servers that take jobs in the order in which they come; jobs that come together are over together.
+class _Cards:
+    """Network cards take messages in the order in which they come; those that come together are over together.
 
-    The times at which jobs are over are f_e = max(f_{e−1}, b_e) + w_e = C_e + max_{e' ≤ e} (b_e' − C_{e'−1}), where C sums w.
+    With w_e = M_e (1 + ε (f − 1)) / N and begins b_e that a token bucket of S bytes lets count S/N earlier, message e is over
+    at max(b_e, v_e), where v_e = max(v_{e−1}, b_e − S/N) + w_e = C_e + max_{e' ≤ e} (b_e' − S/N − C_{e'−1}), and C sums w.
     """
 
-    def __init__(self, server: np.ndarray) -> None:
-        order = np.argsort(server, kind="stable")
-        _, first, count = np.unique(server[order], return_index=True, return_counts=True)
-        self.place = np.full((len(count), count.max()), len(server))
+    def __init__(self, card: np.ndarray, links: Links) -> None:
+        order = np.argsort(card, kind="stable")
+        self.card, first, count = np.unique(card[order], return_index=True, return_counts=True)
+        self.seconds = (1 + links.crowding * (count - 1))[:, None] / links.nic  # per byte
+        self.ahead = links.burst / links.nic
+        self.place = np.full((len(count), count.max()), len(card))
         for row, a, c in zip(self.place, first, count):
             row[:c] = order[a : a + c]
 
-    def __call__(self, begin: np.ndarray, work: np.ndarray) -> np.ndarray:
-        b, w = np.append(begin, np.inf)[self.place], np.append(work, 0.0)[self.place]
+    def __call__(self, begin: np.ndarray, bytes: np.ndarray, busy: np.ndarray) -> np.ndarray:
+        b, w = np.append(begin, np.inf)[self.place], np.append(bytes, 0.0)[self.place] * self.seconds
         order = np.argsort(b, axis=1, kind="stable")
         b, w = np.take_along_axis(b, order, 1), np.take_along_axis(w, order, 1)
         total = np.cumsum(w, axis=1)
-        over = total + np.maximum.accumulate(b - (total - w), axis=1)
+        before = np.maximum.accumulate(b - self.ahead - (total - w), axis=1)
+        over = total + np.maximum(before, busy[self.card][:, None])
+        busy[self.card] = np.where(np.isfinite(over), over, -np.inf).max(1)
+        over = np.maximum(over, b)
         last = np.ones_like(b, dtype=bool)
         last[:, :-1] = b[:, 1:] != b[:, :-1]
         over = np.minimum.accumulate(np.where(last, over, np.inf)[:, ::-1], axis=1)[:, ::-1]
@@ -290,6 +300,7 @@ class Watch:
         """Up to date; every process must ask for it at the same round, for they tell each other what they sent."""
         pending, self._pending = self._pending, []
         sent, self._sent = self._sent, []
+        messages = iter(())
         if sent:
             bytes = self.net.gather(torch.stack([each for each, _ in sent], 1)).T.numpy()
             messages = iter([Sent(b, steps) for b, (_, steps) in zip(bytes, sent)])

@@ -1,0 +1,135 @@
+"""What `cost=` predicts against what happens: seconds per round of training on four hosts with limited links.
+
+Four network namespaces on this machine: 100 Mbit/s, 1 Gbit/s, and 1 Gbit/s with 10 ms one way. The model is calibrated by
+`experiments.calibrate` on the same hosts: exchanges between pairs and among all of no bytes and of a few MB, and each
+method's local step without a network. The rounds that it predicts are not among what it is fitted to.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+
+import gossip
+from experiments import calibrate, schema, train
+from experiments.trainer import build
+from gossip.placement import Placement
+from tests import netlab
+
+from .harness import Row
+
+HOSTS = 4
+COMMON = (f"n={HOSTS}", "task=digits", "task.model.hidden=[1000,930]", "batch=32", "track=off", "progress=false")
+METHODS = {
+    "D-PSGD ring": ("algorithm=dpsgd",),
+    "D-PSGD one-peer": ("algorithm=dpsgd", "schedule=one_peer_exponential"),
+    "all-reduce": ("algorithm=allreduce",),
+    "CHOCO top-k 1 %": ("algorithm=choco", "compressor=topk"),
+}
+SECONDS = 3.0  # that the rounds of one method may take, about
+
+
+def config(method: str) -> dict[str, Any]:
+    """The run of a method: a million parameters on the digits."""
+    with initialize_config_dir(str(train.CONF), version_base="1.3"):
+        return schema.resolved(compose("train", [*COMMON, *METHODS[method]]))
+
+
+def rounds(setup: Any, transport: gossip.Transport, seconds: float = SECONDS) -> float:
+    """Seconds per round of a run on all hosts, from a common start to the end of the last host's last round."""
+    task, algorithm, schedule = setup[:3]
+    n = transport.size
+    net = gossip.Network(schedule, Placement.even(n, n, transport.rank), transport)
+    state = algorithm.init(task.initial()[None].clone())
+    with torch.no_grad():
+        clock = gossip.lockstep(algorithm, lambda x, t: task.gradient(x, net.rows, t)[0], net, state, 10**9)
+        for _ in range(3):
+            next(clock)
+        begun = time.perf_counter()
+        next(clock)
+        count = max(4, min(50, int(seconds / max(transport.gather(time.perf_counter() - begun)))))
+        count += count % 2  # whole periods
+        transport.barrier()
+        begun = time.perf_counter()
+        for _ in range(count):
+            next(clock)
+        return max(transport.gather(time.perf_counter() - begun)) / count
+
+
+def everything() -> None:
+    """On every host: measure all, and print it at rank 0."""
+    torch.set_num_threads(1)
+    transport = gossip.connect(timeout=100)
+    exchanges = calibrate.exchanges(transport)
+    found: dict[str, Any] = {"exchanges": exchanges, "methods": {}}
+    for method in METHODS:
+        settings = config(method)
+        every = transport.gather(calibrate.steps(settings, transport.rank, transport))
+        found["methods"][method] = every, rounds(build(settings), transport)
+    if transport.rank == 0:
+        print("RESULT", json.dumps(found))
+    gossip.disconnect()
+
+
+def predictions(found: Mapping[str, Any]) -> dict[str, tuple[float, float, gossip.Cost]]:
+    """Method → (predicted, measured) seconds per round, and the cost model."""
+    links = calibrate.links(calibrate.Measured(*found["exchanges"]))
+    result = {}
+    for method, (every, measured) in found["methods"].items():
+        cost = gossip.Cost(gossip.work.Constant([sum(s) / len(s) for s in every]), links)
+        setup = build(config(method))
+        result[method] = predicted(setup, cost), measured, cost
+    return result
+
+
+def predicted(setup: Any, cost: gossip.Cost, rounds: int = 8) -> float:
+    """Simulated seconds per round of the run, its bytes as metered."""
+    task, algorithm, schedule = setup[:3]
+    net = gossip.Network(schedule)
+    watch = gossip.Watch(gossip.Timeline(cost, net.n), net)
+    state = algorithm.init(task.initial().expand(net.n, -1).clone())
+    zero = torch.zeros_like(algorithm.params(state))
+    half = 0.0
+    for k, _ in gossip.lockstep(algorithm, lambda x, t: zero, net, state, 2 * rounds):
+        watch.round(k - 1)
+        if k == rounds:
+            half = watch.timeline.seconds
+    return (watch.timeline.seconds - half) / rounds
+
+
+def rows() -> Iterator[Row]:
+    """The part of the table about predictions: predicted / measured, which is to lie within a quarter of 1."""
+    reason = netlab.unavailable()
+    if reason is not None:
+        print(f"cost: skipped, {reason}")
+        return
+    networks = {
+        "100 Mbit/s": lambda: netlab.bridged(HOSTS, "100mbit"),
+        "1 Gbit/s": lambda: netlab.bridged(HOSTS, "1000mbit"),
+        "1 Gbit/s, 10 ms": lambda: netlab.delayed(HOSTS, 1000, 10),
+    }
+    for network, hosts in networks.items():
+        yield from on(network, hosts)
+
+
+def on(network: str, hosts: Any) -> Iterator[Row]:
+    """The rows of one network."""
+    with hosts() as up:
+        code = "from tests.benchmarks.cost import everything; everything()"
+        printed = up.everywhere([sys.executable, "-c", code], timeout=170)[0]
+    for method, (ours, truth, cost) in predictions(json.loads(printed.partition("RESULT ")[2])).items():
+        work = float(cost.compute(torch.arange(HOSTS), torch.zeros(HOSTS, dtype=torch.int64)).max())
+        detail = f"{ours * 1e3:.0f} predicted, {truth * 1e3:.0f} ms measured; a step {work * 1e3:.0f} ms"
+        ratio = ours / truth
+        yield Row(
+            f"round of {method}, 4 hosts, {network}",
+            "the same round, measured",
+            ratio,
+            "1 ± ¼",
+            abs(ratio - 1) <= 0.25,
+            detail,
+        )
