@@ -36,6 +36,7 @@ class Algorithm(ABC):
         overlaps: whether `overlap` is allowed; the docstring then states the overlapped formula and its stability limit.
         steps_locally: whether several local steps between exchanges are defined.
         reads_gradient: whether `compute` does more with the gradient than hand it to the optimizer; if not, wrap copies none.
+        columnwise: whether an exchange is x ← W x and no more, so that some columns may cross before others (`buckets`).
         exact: whether a constant learning rate reaches the exact optimum although the workers' data differ.
         restarts: whether a run may go on after the loss of a worker or a link, by `restart`.
         memory: leaves of the state that remember what passed by one fixed W; the asynchronous clock keeps them apart for
@@ -46,6 +47,7 @@ class Algorithm(ABC):
     overlaps: ClassVar[bool] = False
     steps_locally: ClassVar[bool] = True
     reads_gradient: ClassVar[bool] = True
+    columnwise: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     restarts: ClassVar[bool] = True
     memory: ClassVar[frozenset[str]] = frozenset()

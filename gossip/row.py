@@ -49,7 +49,7 @@ class ModelRow:
         self.layout = Layout.of([(f"parameter {i}", _local(p).detach().to(dtype)) for i, p in enumerate(self.params)])
         self.x = self.layout.flatten([("", _local(p)) for p in self.params])[None]
         self.own = torch.empty_like(self.x, device="meta")
-        if any(_sharded(p) for p in self.params):
+        if self.sharded:
             _refuse_unless_element_wise(optimizer, self.x)
         self.masters = [torch.nn.Parameter(view) for view in self.layout.views(self.x[0]).values()]
         self._stands_for = dict(zip(self.params, self.masters))
@@ -124,6 +124,15 @@ class ModelRow:
         for master in self.masters:
             master.grad = None
 
+    def step_some(self, params: list[Tensor]) -> None:
+        """The user's optimizer steps only these parameters of the row x, along their own gradients."""
+        for p in params:
+            self._stands_for[p].grad = None if p.grad is None else _local(p.grad).to(self.x.dtype)
+        with self.in_place():
+            self.optimizer.step()
+        for p in params:
+            self._stands_for[p].grad = None
+
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the optimizer's groups hold the masters in place of the parameters."""
@@ -146,6 +155,11 @@ class ModelRow:
             elif (stride := next(order)) != torch.empty(_local(p).shape, device="meta").stride():
                 said[f"parameter {i}"] += f" in memory by strides {stride}"
         return said
+
+    @property
+    def sharded(self) -> bool:
+        """Whether some parameter is a shard of a larger one (DTensor)."""
+        return any(_sharded(p) for p in self.params)
 
     def changed(self) -> str | None:
         """A sentence if parameters were frozen, unfrozen, added or moved since the start, else None."""

@@ -15,6 +15,7 @@ from graphs import Incompatible, Schedule, Topology, as_schedule
 
 from . import tree
 from .algorithm import Algorithm, check
+from .buckets import Buckets
 from .layout import Layout
 from .live import LiveOptimizer
 from .network import Network
@@ -31,6 +32,7 @@ def wrap(
     *,
     local_steps: int = 1,
     overlap: bool = False,
+    buckets: int = 1,
     model: nn.Module | None = None,
     buffers: str = "local",
     transport: Transport | None = None,
@@ -54,6 +56,9 @@ def wrap(
         mixing: a schedule, a mixing matrix or a topology with as many workers as there are processes.
         local_steps: exchange after every so many steps.
         overlap: leave each exchange in flight during the next forward and backward pass; the algorithm's overlapped form.
+        buckets: cut the parameters into so many groups, and step and send each as soon as its gradients are there, so that
+            the exchange of the last layers starts while backward works on the first. Computes the same. Takes one backward
+            pass per step, and gradients must not be changed after it (clipping, GradScaler).
         model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about.
         buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange, of running
             variances the second moment, so that they come to hold what the workers' means differ by. Counters are local.
@@ -91,9 +96,10 @@ def wrap(
         raise ValueError(f'buffers={buffers!r} is not "local" (each worker keeps its own) or "mix" (mixed by W)')
     if buffers == "mix" and model is None:
         raise ValueError('buffers="mix" needs the module whose buffers are meant: pass model=…')
-    _refuse_clock(clock, reweight, overlap or buffers == "mix")
+    _refuse_clock(clock, reweight, overlap or buckets > 1 or buffers == "mix")
     schedule = as_schedule(mixing)
     check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
+    _refuse_buckets(buckets, algorithm, local_steps, overlap, model)
     transport = transport or connect(group=process_group, timeout=timeout)
     if schedule.n != transport.size:
         raise ValueError(
@@ -104,7 +110,17 @@ def wrap(
         options: dict[str, Any] = {"local_steps": local_steps, "model": model, "seed": seed, "broadcast": broadcast}
         return LiveOptimizer(optimizer, algorithm, schedule, transport=transport, reweight=reweight, **options)
     return GossipOptimizer(
-        optimizer, algorithm, schedule, local_steps, overlap, model, buffers == "mix", transport, seed, broadcast
+        optimizer,
+        algorithm,
+        schedule,
+        local_steps,
+        overlap,
+        buckets,
+        model,
+        buffers == "mix",
+        transport,
+        seed,
+        broadcast,
     )
 
 
@@ -129,6 +145,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         schedule: Schedule,
         local_steps: int,
         overlap: bool,
+        buckets: int,
         model: nn.Module | None,
         mix_buffers: bool,
         transport: Transport,
@@ -147,7 +164,13 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.row = row = ModelRow(optimizer)
         facts: dict[str, Any] = row.facts()
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
-        facts |= {"overlap": overlap, "buffers mixed": mix_buffers, "seed": seed, "schedule": schedule.digest}
+        facts |= {
+            "overlap": overlap,
+            "buckets": buckets,
+            "buffers mixed": mix_buffers,
+            "seed": seed,
+            "schedule": schedule.digest,
+        }
         transport.agree(facts)
         placement = Placement.even(schedule.n, transport.size, transport.rank)
         verify(schedule, placement.blocks, plans=64)
@@ -167,6 +190,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.gossip = state._replace(opt=row)
         row.show(algorithm.params(self.gossip))
         row.refresh()
+        self._buckets = Buckets(row, self.net, buckets) if buckets > 1 else None
         self._buffers = _Buffers(model, buffers) if mix_buffers and model is not None and buffers else None
 
     @torch.no_grad()
@@ -186,7 +210,13 @@ class GossipOptimizer(torch.optim.Optimizer):
         if self.overlap and not self._in_flight:
             self._send()
         found = getattr(self, "found_inf", None)
-        if found is not None and float(found) > 0:
+        if self._buckets is not None and self._exchanges:
+            if getattr(self, "grad_scale", None) is not None:
+                raise RuntimeError(
+                    "a GradScaler with buckets: gradients are used during backward, before they can be unscaled; leave one out"
+                )
+            self._buckets.step()
+        elif found is not None and float(found) > 0:
             self.skipped += 1
             self.gossip = self.algorithm.skip(self.gossip)
         else:
@@ -203,6 +233,8 @@ class GossipOptimizer(torch.optim.Optimizer):
             if self.steps % self.local_steps == 0:
                 if self._in_flight:
                     self._receive()
+                elif self._buckets is not None:
+                    self._buckets.exchange(self.rounds)
                 else:
                     self._begin(self.rounds - 1)
                     self.gossip = self.algorithm.communicate(self.gossip, self.net)
@@ -267,10 +299,14 @@ class GossipOptimizer(torch.optim.Optimizer):
                 "backward several times before one step"
             )
         self._exchanges = False
+        if self._buckets is not None:
+            self._buckets.enabled = False
         try:
             yield
         finally:
             self._exchanges = True
+            if self._buckets is not None:
+                self._buckets.enabled = True
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -410,6 +446,8 @@ class GossipOptimizer(torch.optim.Optimizer):
             self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.steps, self.skipped = state_dict["steps"], state_dict["skipped"]
+        if self._buckets is not None:
+            self._buckets.begin(self.rounds)
         for buffer, saved in zip([] if self._model is None else self._model.buffers(), state_dict["buffers"]):
             buffer.copy_(saved)
         self.algorithm.params(self.gossip)
@@ -453,6 +491,29 @@ class _Buffers:
         torch._foreach_copy_(self.buffers, self.views)
 
 
+def _refuse_buckets(
+    buckets: int, algorithm: Algorithm, local_steps: int, overlap: bool, model: nn.Module | None
+) -> None:
+    if not isinstance(buckets, int) or buckets < 1:
+        raise ValueError(f"buckets={buckets!r} is no whole number of at least 1: 4 is a good start for a large model")
+    if buckets == 1:
+        return
+    if not algorithm.columnwise:
+        raise Incompatible(
+            f"buckets={buckets}, and an exchange of {type(algorithm).__name__} is more than x ← W x, column by column: leave "
+            "buckets out, or use DPSGD"
+        )
+    if overlap or local_steps > 1:
+        raise Incompatible(
+            f"buckets={buckets} with {'overlap=True' if overlap else f'local_steps={local_steps}'}: buckets are sent in each "
+            "backward pass; leave out one of the two"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise Incompatible(
+            f"buckets={buckets} with a model under DDP, whose gradients are averaged after the hooks: leave buckets out"
+        )
+
+
 def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, GossipOptimizer):
         raise TypeError(
@@ -478,5 +539,6 @@ def _refuse_clock(clock: str, reweight: bool, together: bool) -> None:
         )
     if together and clock == "live":
         raise Incompatible(
-            'clock="live" with overlap or mixed buffers: its exchanges always overlap, and buffers are local; leave both out'
+            'clock="live" with overlap, buckets or mixed buffers: its exchanges always overlap, and buffers are local; '
+            "leave them out"
         )

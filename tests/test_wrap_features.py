@@ -772,6 +772,100 @@ def test_two_nodes_of_two_shards_equal_two_workers(world, name):
         assert d == (24 if name == "ddp" else [16, 8][rank % 2])
 
 
+# -- buckets by layer ----------------------------------------------------------------------------------------------
+
+BUCKETED = {  # model, mixing
+    "ring": (Net, RING),
+    "one-peer": (Net, graphs.one_peer_exponential(N)),
+    "tied": (partial(Net, tied=True), RING),
+    "no gradient": (partial(Net, unused=True), RING),
+}
+
+
+def bucketed(rank, transport):
+    """With and without buckets; and how many messages had left before `step`."""
+    said = {}
+    for name, (make, mixing) in BUCKETED.items():
+        for buckets in (1, 3):
+            model = make()
+            inner = sgd(model.parameters(), momentum=0.9)
+            optimizer = gossip.wrap(inner, gossip.DPSGD(), mixing, transport=transport, buckets=buckets)
+            early = 0
+            for step in range(6):
+                optimizer.zero_grad()
+                before = transport.messages
+                if step == 3:
+                    with optimizer.no_sync():
+                        backward(model, rank, step)
+                        optimizer.step()
+                    continue
+                backward(model, rank, step)
+                early += transport.messages - before
+                optimizer.step()
+            said[name, buckets] = flat(model), early, int(optimizer.net.meter.bits.sum())
+    return said
+
+
+@pytest.mark.parametrize("name", BUCKETED)
+def test_buckets_compute_the_same_and_leave_during_backward(world, name):
+    peers = 2 if BUCKETED[name][1] is RING else 1
+    for said in world:
+        (x, early, bits), (same, none, all_at_once) = said["bucketed"][name, 3], said["bucketed"][name, 1]
+        torch.testing.assert_close(x, same, rtol=0, atol=1e-14)
+        assert none == 0
+        assert early == 5 * 2 * peers  # two buckets; a third, of the parameter without a gradient, leaves in `step`
+        assert bits == all_at_once
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A transport of one process."""
+    yield gossip.connect(0, 1, f"file://{tmp_path / 'store'}")
+    gossip.disconnect()
+
+
+ONE = graphs.static(torch.ones(1, 1, dtype=torch.float64))
+
+
+def test_buckets_refuse_what_would_come_too_late(alone):
+    model = Net()
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone, buckets=2)
+    backward(model, 0, 0)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with pytest.raises(RuntimeError, match=r"of shape \(3, 3\) was changed after backward.*clip gradients and unscale"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"a second backward pass before step\(\).*inside no_sync\(\)"):
+        backward(model, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": gossip.SGP()}, r"buckets=2, and an exchange of SGP is more than x ← W x"),
+        ({"overlap": True}, r"buckets=2 with overlap=True"),
+        ({"local_steps": 3}, r"buckets=2 with local_steps=3"),
+        ({"buckets": 0}, r"buckets=0 is no whole number of at least 1"),
+        ({"clock": "live"}, r"with overlap, buckets or mixed buffers"),
+    ],
+)
+def test_buckets_are_refused_where_they_have_no_meaning(alone, options, message):
+    options = {"algorithm": gossip.DPSGD(), "buckets": 2} | options
+    with pytest.raises((ValueError, gossip.Incompatible), match=message):
+        gossip.wrap(sgd(Net().parameters()), options.pop("algorithm"), ONE, transport=alone, **options)
+
+
+def test_two_overlapping_optimizers_need_a_transport_each(alone):
+    models = Net(), Net()
+    first, second = (
+        gossip.wrap(sgd(m.parameters()), gossip.DPSGD(), ONE, transport=alone, overlap=True) for m in models
+    )
+    plain(models[0], first, 0, 0)
+    with pytest.raises(RuntimeError, match=r"another optimizer is in flight on the same transport.*finish\(\)"):
+        plain(models[1], second, 0, 0)
+    first.finish()
+    plain(models[1], second, 0, 0)
+
+
 # -- memory --------------------------------------------------------------------------------------------------------
 
 WIDE = 6 * 2**20  # 24 MiB a row
@@ -830,7 +924,7 @@ def test_no_row_per_neighbour_is_held(tmp_path):
 
 # -- one start of four processes for all of these ------------------------------------------------------------------
 
-PARTS = [loops, scaled, half, drifting, buffers, changes, overlapped, joined, some, nodes]
+PARTS = [bucketed, loops, scaled, half, drifting, buffers, changes, overlapped, joined, some, nodes]
 
 
 def _run(rank, size, store):

@@ -28,6 +28,7 @@ class DPSGD(Algorithm):
     requires = frozenset({"doubly_stochastic", "contractive"})
     overlaps = True
     reads_gradient = False
+    columnwise = True
 
     def init(self, x: Tensor) -> Rows:
         return Rows(x, LocalOptimizer(self.optimizer, x))
