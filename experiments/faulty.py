@@ -199,8 +199,6 @@ class _Run:
         if own == min(self.alive):
             self.seat.invite(back, left.workers, self.round, self.losses_known)
         self._reunite(left, back, self.kept)
-        if self.transport is not None and self.transport.rank == 0:
-            self.emit({"event": f"worker {_names(back)} is back at round {self.round}"})
 
     def come_back(self) -> None:
         """A restarted worker: wait for the invitation, and take a neighbour's model."""
@@ -220,6 +218,8 @@ class _Run:
         self._enter(left)
         self.state = self.algorithm.restart(self.state, x.clone(), torch.tensor([0]))
         self.kept = x.clone()
+        if self.transport.rank == 0:
+            self.emit({"event": f"worker {_names(back)} is back at round {self.round}"})
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 
