@@ -5,6 +5,7 @@ from graphs import Incompatible
 from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
 from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
+from .asynchronous import Asynchronous
 from .compress import (
     BlockTopK,
     Compose,
@@ -42,6 +43,7 @@ __all__ = [
     "SGP",
     "Algorithm",
     "AllReduce",
+    "Asynchronous",
     "BlockTopK",
     "Choco",
     "Compose",

@@ -14,22 +14,27 @@ from torch import Tensor
 
 from graphs import Incompatible, Schedule
 
+from . import checkpoint
 from .algorithm import REMEDIES, Algorithm
 from .algorithms.allreduce import AllReduce
 from .meeting import Meeting
 from .network import Network
 from .optimizer import OptimizerFactory
 from .placement import Placement
-from .rows import Room, RowOptimizers, gather, head, put, spread, write
+from .rows import Room, RowOptimizers, changed, gather, head, put, spread, write
 from .trace import HALF, PUSH, Cost, Event, Graph, Trace, Unit
 from .transport import Transport
 
-Oracle = Callable[[Tensor, Tensor, Tensor], Any]  # rows (k, d), their workers and local steps (k,) → gradients, or (…, losses)
+Oracle = Callable[
+    [Tensor, Tensor, Tensor], Any
+]  # rows (k, d), their workers and local steps (k,) → gradients, or (…, losses)
 
 WINDOW = 8  # events planned at once, per worker
 BATCH = 128  # gradients evaluated in one call; more are no faster
 TO_SERVER = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)  # (i, 0): 0 gets what i sends, besides its own
-FROM_SERVER = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)  # (i, 0): i gets what 0 sends, in place of its own
+FROM_SERVER = torch.tensor(
+    [[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64
+)  # (i, 0): i gets what 0 sends, in place of its own
 MODES = ("synchronous", "asynchronous", "hybrid")
 
 
@@ -80,7 +85,9 @@ class Asynchronous:
                 f"bound={self.bound} is below 0: a worker may be so many steps ahead of the slowest; null means any number"
             )
         if self.every_seconds is not None and not self.every_seconds > 0:
-            raise ValueError(f"every_seconds={self.every_seconds} is not positive: give virtual seconds between evaluations")
+            raise ValueError(
+                f"every_seconds={self.every_seconds} is not positive: give virtual seconds between evaluations"
+            )
         for phase in self.phases:
             if len(phase) != 2 or phase[1] not in MODES or not isinstance(phase[0], int):
                 raise ValueError(
@@ -96,6 +103,20 @@ class Asynchronous:
                 raise ValueError("phases and waiting both say when to switch: give one of them")
         if self.groups is None and any(mode == "hybrid" for _, mode in self.phases):
             raise ValueError("phases name the mode hybrid, and groups=None: say which workers form a group")
+
+    def start(self, algorithm: Algorithm, oracle: Oracle, schedule: Schedule, x: Tensor, **options: Any) -> "Run":
+        """A run under this clock, see `Run`.
+
+        >>> import graphs, gossip
+        >>> b = torch.arange(4.0, dtype=torch.float64)[:, None]                  # f_i(x) = (x − b_i)²/2
+        >>> gradient = lambda x, workers, steps: x - b[workers]
+        >>> start = torch.zeros(4, 1, dtype=torch.float64)
+        >>> run = Asynchronous().start(gossip.DPSGD(), gradient, graphs.as_schedule(graphs.ring(4)), start)
+        >>> run.advance(updates=400)
+        >>> run.trace.time, run.trace.steps, abs(float(run.models.mean()) - 1.5) < 0.1
+        (100.0, [100, 100, 100, 100], True)
+        """
+        return Run(self, algorithm, oracle, schedule, x, **options)
 
     def mode(self, round: int, waiting: float, mode: str) -> str:
         """Which mode follows in a round, when a barrier would waste the share `waiting` of time; "" before the first."""
@@ -115,7 +136,9 @@ class Asynchronous:
             return tuple(tuple(g.tolist()) for g in torch.arange(n).tensor_split(self.groups))
         groups = tuple(tuple(int(w) for w in group) for group in self.groups)
         if sorted(w for group in groups for w in group) != list(range(n)):
-            raise ValueError(f"groups={[list(g) for g in groups]} do not hold each of the workers 0…{n - 1} exactly once")
+            raise ValueError(
+                f"groups={[list(g) for g in groups]} do not hold each of the workers 0…{n - 1} exactly once"
+            )
         return groups
 
     @property
@@ -141,7 +164,9 @@ class Asynchronous:
                 f"{name} under the asynchronous clock averages two workers, and {one_way[0]} → {one_way[1]} is an edge without "
                 "a way back: use an undirected topology, or SGP, which pushes"
             )
-        has = {"column_stochastic"} | ({"row_stochastic", "doubly_stochastic", "symmetric"} if meet == "average" else set())
+        has = {"column_stochastic"} | (
+            {"row_stochastic", "doubly_stochastic", "symmetric"} if meet == "average" else set()
+        )
         if algorithm.memory and not (self._parted and not schedule.static):
             has.add("static")  # each link has a memory of its own, for one W
         for needed in sorted(algorithm.requires - {"contractive"} - has):
@@ -159,7 +184,11 @@ def meeting(algorithm: Algorithm) -> str:
     """How two workers meet under an algorithm: "average", "push" or "server"."""
     if isinstance(algorithm, AllReduce):
         return "server"
-    return "push" if "doubly_stochastic" not in algorithm.requires and "column_stochastic" in algorithm.requires else "average"
+    return (
+        "push"
+        if "doubly_stochastic" not in algorithm.requires and "column_stochastic" in algorithm.requires
+        else "average"
+    )
 
 
 def message_bytes(algorithm: Algorithm, x: Tensor) -> float:
@@ -272,7 +301,9 @@ class Run:
     def advance(self, updates: float = math.inf, seconds: float = math.inf) -> None:
         """Go on until so many gradients have been applied by all, or nothing more happens up to a virtual time."""
         if updates == seconds == math.inf:
-            raise ValueError("updates and seconds are both infinite: an asynchronous run has no end of its own, so give one")
+            raise ValueError(
+                "updates and seconds are both infinite: an asynchronous run has no end of its own, so give one"
+            )
         trace = self.trace
         while trace.updates < updates and trace.next_time <= seconds:
             events: list[Event] = []
@@ -288,6 +319,24 @@ class Run:
                 else:
                     self._carry_out(wave)
         self.net.leave()
+
+    def table(self, round: int = 0) -> dict[str, Any]:
+        """A checkpoint, see `gossip.checkpoint`: all workers' rows, gradients on their way, and the event queue."""
+        if self._begun:
+            self._evaluate()
+        return checkpoint.table(self.progress, self.net, round) | {"trace": self.trace.state_dict()}
+
+    def restore(self, table: dict[str, Any]) -> int:
+        """Go on from a checkpoint, in whatever placement; returns its round."""
+        if "trace" not in table:
+            raise ValueError(
+                "the checkpoint was saved by a synchronous run, which has no event queue: resume it with clock=lockstep"
+            )
+        round = checkpoint.restore(table, self.progress, self.net)
+        self.trace.load_state_dict(table["trace"])
+        self._counts = [self.trace.steps[w] for w in self.workers.tolist()]
+        self._begun.clear()
+        return round
 
     # -- what may be done together ---------------------------------------------------------------------------------
 
@@ -370,10 +419,7 @@ class Run:
         """The algorithm's local work on the first rows of a gathered state, with the gradients that they began."""
         g = self._gradients(rows)
         some = head(part, len(rows))
-        done = self.algorithm.compute(some, lambda x: g)
-        for before, after in zip(some, done):
-            if isinstance(before, Tensor) and after is not before:
-                before.copy_(after)
+        changed(some, self.algorithm.compute(some, lambda x: g))
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """The gradients that these rows began; all that are begun are evaluated if one of them is not."""

@@ -142,7 +142,9 @@ class Meeting(Network):
 
     def average(self, x: Tensor) -> None:
         """Refused: there is no moment at which all workers meet."""
-        raise Incompatible("an average over all workers is a synchronous round: use clock=lockstep, or DPSGD, SGP or Choco")
+        raise Incompatible(
+            "an average over all workers is a synchronous round: use clock=lockstep, or DPSGD, SGP or Choco"
+        )
 
 
 def _joined(weights: Sequence[tuple[Tensor, Sequence[int]]], m: int) -> Tensor:
@@ -158,8 +160,4 @@ def _joined(weights: Sequence[tuple[Tensor, Sequence[int]]], m: int) -> Tensor:
     rest = idle.nonzero()[:, 0]
     places.append(torch.stack((rest, rest)))
     values.append(torch.ones(len(rest), dtype=torch.float64))
-    return torch.sparse_coo_tensor(
-        torch.cat(places, 1), torch.cat(values), (m, m), check_invariants=False
-    ).coalesce()
-
-
+    return torch.sparse_coo_tensor(torch.cat(places, 1), torch.cat(values), (m, m), check_invariants=False).coalesce()

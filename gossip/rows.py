@@ -1,6 +1,8 @@
 """Some rows of a state on their own: gathered, handed to an algorithm's maps, put back; an optimizer for each row."""
 
+import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,20 +102,26 @@ class At:
 
 def spread(state: Any, links: int, memory: frozenset[str]) -> Any:
     """The state with an optimizer per row, and with room for `links` links in the leaves named `memory`."""
+    like = next(node for node in state if isinstance(node, Tensor))
 
     def child(name: str, node: Any) -> Any:
         if isinstance(node, LocalOptimizer):
-            return RowOptimizers(node.factory, next(v for v in state if isinstance(v, Tensor)))
-        if name in memory:
+            return RowOptimizers(node.factory, like)
+        if isinstance(node, Tensor) and name in memory:
             return node[:, None].expand(len(node), links, *node.shape[1:]).clone()
-        if isinstance(node, Tensor) or node is None:
-            return node
-        raise TypeError(
-            f"{name} of the state is a {type(node).__name__}: under the asynchronous clock a state holds tensors, None "
-            "and local optimizers"
-        )
+        return node
 
-    return type(state)(*(child(name, node) for name, node in zip(state._fields, state)))
+    return _mapped(child, state)
+
+
+def _mapped(change: Callable[..., Any], *states: Any, name: str = "") -> Any:
+    """A state with every leaf changed: change(name of the outermost field, leaf, …), of several states alike."""
+    state = states[0]
+    if isinstance(state, tuple):
+        names = [name] * len(state) if name else getattr(state, "_fields", [""] * len(state))
+        children = [_mapped(change, *nodes, name=n) for n, *nodes in zip(names, *states)]
+        return type(state)(*children) if hasattr(state, "_fields") else tuple(children)
+    return None if state is None else change(name, *states)
 
 
 class Room:
@@ -132,29 +140,32 @@ class Room:
 
 def gather(state: Any, index: Tensor, room: Room, memory: frozenset[str], slots: Tensor | None) -> Any:
     """Rows `index` of a spread state, in memory of their own; of the `memory` leaves those at `slots` (k,)."""
-    parts = []
-    for name, node in zip(state._fields, state):
+    number = itertools.count()
+
+    def child(name: str, node: Any) -> Any:
+        place = f"{name} {next(number)}"
         if isinstance(node, RowOptimizers):
-            node = node.at(index)
-        elif name in memory:
-            place = index * node.shape[1] + (0 if slots is None else slots)
-            node = room.select(name, node.flatten(0, 1), place)
-        elif isinstance(node, Tensor):
-            node = room.select(name, node, index)
-        parts.append(node)
-    return type(state)(*parts)
+            return node.at(index)
+        if name in memory:
+            return room.select(place, node.flatten(0, 1), index * node.shape[1] + (0 if slots is None else slots))
+        return room.select(place, node, index)
+
+    return _mapped(child, state)
 
 
 def head(state: Any, k: int) -> Any:
     """The first k rows of a gathered state, as views."""
-    parts = []
-    for node in state:
-        if isinstance(node, At):
-            node = At(node.all, node.rows[:k])
-        elif isinstance(node, Tensor):
-            node = node[:k]
-        parts.append(node)
-    return type(state)(*parts)
+    return _mapped(lambda name, node: At(node.all, node.rows[:k]) if isinstance(node, At) else node[:k], state)
+
+
+def changed(before: Any, after: Any) -> None:
+    """Write what a map has made into the rows that it was given, unless it did so itself."""
+
+    def child(name: str, old: Any, new: Any) -> None:
+        if isinstance(old, Tensor) and new is not old:
+            old.copy_(new)
+
+    _mapped(child, before, after)
 
 
 def write(leaf: Tensor, index: Tensor, rows: Tensor) -> None:
@@ -167,9 +178,13 @@ def write(leaf: Tensor, index: Tensor, rows: Tensor) -> None:
 
 def put(state: Any, index: Tensor, part: Any, memory: frozenset[str], slots: Tensor | None) -> None:
     """Write gathered rows back."""
-    for name, node, rows in zip(state._fields, state, part):
-        if name in memory:
-            if slots is not None:
-                write(node.view(-1, *node.shape[2:]), index * node.shape[1] + slots, rows)
-        elif isinstance(node, Tensor):
+
+    def child(name: str, node: Any, rows: Any) -> None:
+        if isinstance(node, RowOptimizers):
+            return
+        if name not in memory:
             write(node, index, rows)
+        elif slots is not None:
+            write(node.view(-1, *node.shape[2:]), index * node.shape[1] + slots, rows)
+
+    _mapped(child, state, part)

@@ -1,5 +1,6 @@
 """Who meets whom, and when: the events of an asynchronous run in virtual time, a pure function of seed, graph and cost."""
 
+import copy
 import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,9 @@ from graphs import Schedule
 from . import rng
 
 BLOCK = 64  # local steps of a worker that are drawn at once
-DUE, MEET, PASS, BEGIN = range(4)  # a gradient is done; messages have met; a group's delegate has met; an answer is back
+DUE, MEET, PASS, BEGIN = range(
+    4
+)  # a gradient is done; messages have met; a group's delegate has met; an answer is back
 
 HALF = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)  # (i, j) average
 PUSH = torch.tensor([[0.5, 0.0], [0.5, 1.0]], dtype=torch.float64)  # i hands half of its mass to j
@@ -66,9 +69,7 @@ class Graph:
         by_columns: a group's members keep what they would send outside, rather than give their neighbours' weight to themselves.
     """
 
-    def __init__(
-        self, schedule: Schedule, groups: tuple[tuple[int, ...], ...] = (), by_columns: bool = False
-    ) -> None:
+    def __init__(self, schedule: Schedule, groups: tuple[tuple[int, ...], ...] = (), by_columns: bool = False) -> None:
         self.schedule, self.n, self.groups = schedule, schedule.n, groups
         hear: list[set[int]] = [set() for _ in range(self.n)]
         for k in schedule.rounds:
@@ -185,12 +186,12 @@ class Trace:
 
     def state_dict(self) -> dict[str, Any]:
         """The event queue and all counts, in plain Python types."""
-        return {name: getattr(self, name) for name in self.PLAIN}
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.PLAIN}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         for name in self.PLAIN:
-            setattr(self, name, state[name])
+            setattr(self, name, copy.deepcopy(state[name]))
         self._drawn = [(-1, [], [])] * self.graph.n
         self._arrange(self.mode)
 

@@ -53,7 +53,7 @@ class Choco(Algorithm):
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     overlaps = True
     reads_gradient = False
-    memory = frozenset({"hat", "lag"})
+    memory = frozenset({"hat", "lag", "own"})
 
     def __post_init__(self) -> None:
         if self.gamma is None and not hasattr(self.compressor, "gamma"):
