@@ -96,15 +96,22 @@ class Links:
         return _table(self.latency), _table(self.bandwidth)
 
 
-def fibre(topology: Topology, bandwidth: float = math.inf, hop: float = 0.0, speed: float = FIBRE) -> Links:
+def fibre(
+    topology: Topology,
+    bandwidth: float = math.inf,
+    hop: float = 0.0,
+    nic: float = math.inf,
+    speed: float = FIBRE,
+) -> Links:
     """Links as long as a real network's: latency = kilometres / speed of light in glass + seconds per hop.
 
     Workers that are no neighbours meet over the shortest way, at `hop` seconds per link on it.
 
     Args:
         topology: with `lengths`, such as `graphs.geant(2012)`.
-        bandwidth: bytes per second of every link, and of every host's card.
+        bandwidth: bytes per second of every link; each is a line of its own.
         hop: seconds that forwarding takes at each link.
+        nic: bytes per second of every host's card, if it has one for all its lines.
         speed: km/s.
 
     >>> import graphs
@@ -126,7 +133,7 @@ def fibre(topology: Topology, bandwidth: float = math.inf, hop: float = 0.0, spe
     graph = csr_array((seconds, topology.edge_index.numpy()), shape=(topology.n, topology.n))
     latency = shortest_path(graph, directed=True)
     np.fill_diagonal(latency, 0.0)
-    return Links(torch.from_numpy(latency), bandwidth, nic=bandwidth)
+    return Links(torch.from_numpy(latency), bandwidth, nic=nic)
 
 
 def two_level(

@@ -1,0 +1,52 @@
+"""Gossip over real distances: the ARPANET of 1969 and GÉANT of 2012, accuracy against simulated seconds.
+
+python -m experiments.studies.distances [overrides of both sweeps, for example seed=0 rounds=100]
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from experiments.compare import compare
+
+TARGET = 0.9
+STUDIES = ("arpanet_1969", "geant_2012")
+
+
+def sweep(study: str, folder: Path, overrides: list[str]) -> None:
+    """The sweep that `study=…` defines."""
+    command = ["-m", "experiments.train", "-m", f"study={study}", f"hydra.sweep.dir={folder}", *overrides]
+    print("$ python", *command, flush=True)
+    subprocess.run([sys.executable, *command], check=True)
+
+
+def table(study: str, folder: Path) -> None:
+    """Table and figure of one network."""
+    comparison = compare(
+        folder,
+        x=["simulated", "megabytes"],
+        y=["eval/mean/accuracy", "eval/average/accuracy", "idle/mean"],
+        by="recipe",
+        target=TARGET,
+        plot="eval/mean/accuracy",
+        xscale="log",
+    )
+    print(f"\n{study}\n{comparison.table()}")
+    print("\n".join(comparison.notes))
+    path = folder / f"{study}.png"
+    assert comparison.figure is not None
+    comparison.figure.savefig(path, dpi=150)
+    print(f"figure: {path}\n", flush=True)
+
+
+def main(overrides: list[str]) -> None:
+    """Sweep and compare, one network after the other."""
+    for study in STUDIES:
+        folder = Path("runs") / study / time.strftime("%Y-%m-%d_%H-%M-%S")
+        sweep(study, folder, overrides)
+        table(study, folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
