@@ -61,6 +61,8 @@ class ModelRow:
                     for k, v in optimizer.state.pop(p).items()
                 }
         self.copies: list[tuple[Tensor, Tensor]] = []  # (parameter's storage, its view of the row)
+        self._apart: list[Tensor] = []
+        self._versions: list[int] = []
         self._shown: list[int] = []
 
     @cached_property
@@ -82,12 +84,17 @@ class ModelRow:
             else:
                 self.copies.append((_local(p).detach(), view))
         self._shown = [0 if _sharded(p) else p.data_ptr() for p in self.params]
+        # what is written into such a parameter does not reach the algorithm's row
+        self._apart = self.params if z.data_ptr() != self.x.data_ptr() else [p for p, _ in self.copies]
+        self._versions = [_local(p)._version for p in self._apart]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Bring the parameters that are copies up to date."""
         for p, view in self.copies:
             p.copy_(view)
+        if self.copies:
+            self._versions = [_local(p)._version for p in self._apart]
 
     @torch.no_grad()
     def gradient(self, scale: Tensor | None = None, read: bool = False) -> Tensor:
@@ -171,6 +178,12 @@ class ModelRow:
         for p, place in zip(self.params, self._shown):
             if place and p.data_ptr() != place:
                 return f"a parameter of shape {tuple(p.shape)} was given other memory after wrap (model.to, p.data = …)"
+        for p, version in zip(self._apart, self._versions):
+            if _local(p)._version != version:
+                return (
+                    f"a parameter of shape {tuple(p.shape)} was written to after wrap (model.load_state_dict), and it only shows "
+                    "what the algorithm's row holds"
+                )
         return None
 
 

@@ -202,9 +202,7 @@ class GossipOptimizer(torch.optim.Optimizer):
                 loss = closure()
         change = self.row.changed()
         if change is not None:
-            raise RuntimeError(
-                f"{change}: the row that is exchanged has a fixed length; build the optimizer and wrap again"
-            )
+            raise RuntimeError(f"{change}: change the model first, then build the optimizer and wrap again")
         if self._joining:
             self._anyone(1)
         if self.overlap and not self._in_flight:

@@ -866,6 +866,28 @@ def test_two_overlapping_optimizers_need_a_transport_each(alone):
     plain(models[1], second, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "algorithm"), [(torch.bfloat16, gossip.DPSGD()), (torch.float64, gossip.SGP())], ids=str
+)
+def test_a_model_loaded_after_wrap_is_noticed_where_it_would_be_lost(alone, dtype, algorithm):
+    """Half-precision parameters are copies of the row, and SGP's show x / w."""
+    model, other = Net(dtype=dtype), Net(dtype=dtype)
+    optimizer = gossip.wrap(sgd(model.parameters()), algorithm, ONE, transport=alone)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(model, 0, step, dtype)
+        optimizer.step()
+    with optimizer.average_model():
+        pass
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    backward(model, 0, 2, dtype)
+    optimizer.step()
+    model.load_state_dict(other.state_dict())
+    with pytest.raises(RuntimeError, match=r"was written to after wrap \(model.load_state_dict\).*wrap again"):
+        optimizer.step()
+
+
 # -- memory --------------------------------------------------------------------------------------------------------
 
 WIDE = 6 * 2**20  # 24 MiB a row
