@@ -1,5 +1,8 @@
 """Gossip over real distances: the ARPANET of 1969 and GÉANT of 2012, accuracy against simulated seconds.
 
+The all-reduce goes round the hosts in the order of the file, over the shortest ways. Learning rates and γ are the recipes',
+tuned on 16 workers.
+
 python -m experiments.studies.distances [overrides of both sweeps, for example seed=0 rounds=100]
 """
 
