@@ -34,11 +34,6 @@ def higher_is_better(name: str) -> bool:
     return name.rsplit("/", 1)[-1].endswith("accuracy")
 
 
-def average(x: Tensor) -> Tensor:
-    """(n, d) rows -> (d,) their mean, summed in float64."""
-    return x.mean(0, dtype=torch.float64).to(x.dtype)
-
-
 def squared_distances(x: Tensor, center: Tensor, chunk: int = 64) -> Tensor:
     """(m, d) rows and (d,) -> (m,) float64 ‖xᵢ − center‖²; their mean over all workers is the consensus distance.
 
@@ -47,15 +42,6 @@ def squared_distances(x: Tensor, center: Tensor, chunk: int = 64) -> Tensor:
     """
     pieces = [(part.double() - center.double()).square().sum(1) for part in x.split(chunk)]
     return torch.cat(pieces) if pieces else x.new_zeros(0, dtype=torch.float64)
-
-
-def consensus_distance(x: Tensor) -> float:
-    """(1/n) Σ ‖xᵢ − x̄‖² of (n, d) rows.
-
-    >>> consensus_distance(torch.tensor([[1.0], [3.0]]))
-    1.0
-    """
-    return float(squared_distances(x, x.mean(0, dtype=torch.float64)).mean())
 
 
 def summary(workers: Mapping[str, Tensor], averaged: Mapping[str, Tensor]) -> dict[str, float]:

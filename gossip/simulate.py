@@ -41,12 +41,13 @@ class Record(NamedTuple):
 
 
 def consensus_distance(x: Tensor) -> float:
-    """(1/n) Σ_i ‖x_i − x̄‖² of rows (n, d).
+    """(1/n) Σ_i ‖x_i − x̄‖² of rows (n, d), in float64: in float32 the mean of equal rows is not one of them.
 
     >>> consensus_distance(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
     1.0
     """
-    return float((x - x.mean(0)).square().sum()) / len(x)
+    center = x.mean(0, dtype=torch.float64)
+    return sum(float((row.double() - center).square().sum()) for row in x) / len(x)
 
 
 @torch.no_grad()  # as a decorator it holds inside the generator only, not in the caller's loop

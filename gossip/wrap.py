@@ -358,7 +358,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def consensus_distance(self) -> float:
         """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it. Of sharded models: of this shard, so sum them."""
-        x = self.algorithm.params(self.gossip)
+        x = self.algorithm.params(self.gossip).double()  # in float32 the mean of equal rows is not one of them
         return float(self.net.mean((x - self.net.mean(x)).square().sum(1)))
 
     def report(self) -> dict[str, float]:
