@@ -130,6 +130,9 @@ class GossipOptimizer(torch.optim.Optimizer):
     LR schedulers, `state_dict`, gradient clipping and accumulation, GradScaler and autocast work as usual. When a
     GradScaler finds an overflow at one worker its local update is skipped, but never its part in the exchange.
 
+    `step`, `join`, `average_model`, `consensus_distance`, `trace` and `finish` are collective: every rank must call them, and
+    equally often; who is left alone waits until the timeout.
+
     Attributes:
         steps, rounds: local steps and exchanges done.
         skipped: local updates that were left out because of an overflow.
@@ -330,7 +333,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def average_model(self, batches: Iterable[Any] | None = None) -> Iterator[None]:
-        """Inside, every worker's parameters are the exact average of all workers'; afterwards its own again.
+        """Inside, every worker's parameters are the exact average of all workers'; afterwards its own again. Collective.
 
         Args:
             batches: a loader from which the BatchNorm statistics of `model` are estimated anew for the average model, as
