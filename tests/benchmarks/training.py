@@ -56,6 +56,7 @@ METHODS: dict[str, Callable[..., tuple[nn.Module, Any]]] = {
     "all-reduce": data_parallel,
     "ring": wrapped(graphs.ring(HOSTS), gossip.DPSGD()),
     "one-peer, overlapped": wrapped(graphs.one_peer_exponential(HOSTS), gossip.DPSGD(), overlap=True),
+    "ring in 4 buckets": wrapped(graphs.ring(HOSTS), gossip.DPSGD(), buckets=4),
     "CHOCO top-k 1 %": wrapped(graphs.ring(HOSTS), gossip.Choco(compressor=gossip.TopK(0.01), gamma=0.04)),
 }
 
@@ -87,7 +88,7 @@ def accuracies(rank: int, size: int) -> None:
                     names = [n for n, _ in model.named_parameters()]
                     out = torch.func.functional_call(model, dict(zip(names, average)), (x_test,))
                 accuracy = float((out.argmax(1) == y_test).double().mean())
-            accuracy = float(transport.sum_(torch.tensor([accuracy])))
+            (accuracy,) = transport.broadcast_(torch.tensor([accuracy], dtype=torch.float64)).tolist()
         if isinstance(optimizer, gossip.GossipOptimizer):
             optimizer.finish()
         found[name] = (accuracy, rounds, max(transport.gather(seconds)))
