@@ -4,7 +4,7 @@ from graphs import Incompatible
 
 from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
-from .algorithms import DPSGD, SGP, AllReduce, Choco, ExactDiffusion, GradientTracking
+from .algorithms import DPSGD, EFDPSGD, SGP, AllReduce, Choco, DeepSqueeze, ExactDiffusion, GradientTracking
 from .asynchronous import Asynchronous
 from .compress import (
     BlockTopK,
@@ -40,6 +40,7 @@ from .wrap import GossipOptimizer, wrap
 
 __all__ = [
     "DPSGD",
+    "EFDPSGD",
     "SGP",
     "Algorithm",
     "AllReduce",
@@ -49,6 +50,7 @@ __all__ = [
     "Compose",
     "Compressor",
     "Cost",
+    "DeepSqueeze",
     "ExactDiffusion",
     "Faults",
     "GossipOptimizer",

@@ -42,13 +42,14 @@ class Choco(Algorithm):
     Args:
         optimizer: makes the local optimizer from parameters.
         compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
-        gamma: consensus step size γ > 0; the compressor's own start value if None. The coarser the compressor, the smaller:
-            1 with identity, 0.04 with top-k of 1 %; beyond a stability limit the models drift apart, so tune with care.
+        gamma: consensus step size γ in (0, 2]; None is the compressor's own start value, "auto" that of a probe, see
+            `gossip.probe`. The coarser the compressor, the smaller: 1 with identity, 0.04 with top-k of 1 %; beyond a
+            stability limit the models drift apart.
     """
 
     optimizer: OptimizerFactory = sgd
     compressor: Compressor = Identity()
-    gamma: float | None = None
+    gamma: float | str | None = None
 
     requires = frozenset({"doubly_stochastic", "symmetric", "static", "contractive"})
     overlaps = True
@@ -56,21 +57,12 @@ class Choco(Algorithm):
     memory = frozenset({"hat", "lag", "own"})
 
     def __post_init__(self) -> None:
-        if self.gamma is None and not hasattr(self.compressor, "gamma"):
-            raise ValueError(
-                f"gamma=None, and {type(self.compressor).__name__} names no start value (a property `gamma`): pass gamma, "
-                "near the compressor's δ at first"
-            )
-        if not 0 < self.step <= 2:
-            raise ValueError(
-                f"gamma={self.gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression "
-                "and near the compressor's δ for heavy compression"
-            )
+        check_gamma(self.gamma, self.compressor)
 
     @property
     def step(self) -> float:
         """γ: as given, or the compressor's start value."""
-        return getattr(self.compressor, "gamma", 0.0) if self.gamma is None else self.gamma
+        return step_size(self.gamma, self.compressor)
 
     def rate(self, W: Tensor) -> float | None:
         """The SLEM of I − γ (I − W) without compression; with it, only bounds are known."""
@@ -98,3 +90,29 @@ class Choco(Algorithm):
         net.receive(state.lag)  # lag_i += Σ_j W_ij q_j − q_i
         state.x.add_(state.lag, alpha=self.step)
         return state
+
+
+def check_gamma(gamma: float | str | None, compressor: Any) -> None:
+    """A consensus step size: a number in (0, 2], None where the compressor has a start value, or "auto"."""
+    if gamma == "auto":
+        return
+    if gamma is None and not hasattr(compressor, "gamma"):
+        raise ValueError(
+            f"gamma=None, and {type(compressor).__name__} names no start value (a property `gamma`): pass gamma, "
+            'near the compressor\'s δ at first, or gamma="auto"'
+        )
+    if isinstance(gamma, str) or not 0 < step_size(gamma, compressor) <= 2:
+        raise ValueError(
+            f"gamma={gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression and near the "
+            'compressor\'s δ for heavy compression, or let "auto" find it'
+        )
+
+
+def step_size(gamma: float | str | None, compressor: Any) -> float:
+    """γ as a number: as given, or the compressor's start value."""
+    if isinstance(gamma, str):
+        raise ValueError(
+            f'gamma="{gamma}" is found by a probe before the run: call gossip.resolved(algorithm, mixing, d), as '
+            "gossip.simulate, gossip.wrap and the command do"
+        )
+    return compressor.gamma if gamma is None else gamma

@@ -1,0 +1,84 @@
+"""DeepSqueeze: gossip on compressed models; what is left out is added to the next (Tang et al. 2019, arXiv 1907.07346)."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphs import slem
+
+from ..algorithm import Algorithm, Gradient
+from ..compress import Compressor, Identity
+from ..compress.payload import compress, memory_of
+from ..network import Network
+from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
+from .choco import check_gamma, step_size
+
+
+class State(NamedTuple):
+    """x: models; e: C(v) − v of the last message, minus the error; own: what the compressor remembers."""
+
+    x: Tensor
+    e: Tensor
+    own: Any
+    opt: Any
+
+
+@dataclass(frozen=True)
+class DeepSqueeze(Algorithm):
+    """Error-compensated gossip without public copies.
+
+    .. math::
+        x_i &← x_i − η g_i(x_i), \\quad v_i = x_i + e_i, \\quad c_i = C(v_i), \\quad e_i ← v_i − c_i \\\\
+        x_i &← x_i + γ Σ_j W_{ij} (c_j − c_i)
+
+    Models are compressed, not differences, so it needs no memory of the neighbours and stands a changing W; but the error
+    does not vanish at a fixed point, and consensus stops at a distance in proportion to γ and to what C leaves out. With
+    C = identity and γ = 1 it is D-PSGD. With `overlap`: x_i ← x_i − η g_i(x_i) + γ Σ_j W_ij (c_j − c_i), c made of the model
+    before the step; with C = identity and γ = 1 overlapped D-PSGD, stable for η h < 1 + λ_n.
+
+    Args:
+        optimizer: makes the local optimizer from parameters.
+        compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
+        gamma: consensus step size γ in (0, 2]; None is the compressor's start value, "auto" that of a probe, see `gossip.probe`.
+    """
+
+    optimizer: OptimizerFactory = sgd
+    compressor: Compressor = Identity()
+    gamma: float | str | None = None
+
+    overlaps = True
+    reads_gradient = False
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma, self.compressor)
+
+    @property
+    def step(self) -> float:
+        """γ: as given, or the compressor's start value."""
+        return step_size(self.gamma, self.compressor)
+
+    def rate(self, W: Tensor) -> float | None:
+        """The SLEM of I − γ (I − W) without compression; with it, only bounds are known."""
+        if not isinstance(self.compressor, Identity):
+            return None
+        W = W.to_dense()
+        return slem(W.mul(self.step) + (1 - self.step) * torch.eye(len(W), dtype=W.dtype))
+
+    def init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x), memory_of(self.compressor, x), LocalOptimizer(self.optimizer, x))
+
+    def compute(self, state: State, grad: Gradient) -> State:
+        state.opt.step(state.x, grad(state.x))
+        return state
+
+    def send(self, state: State, net: Network) -> None:
+        v = torch.sub(state.x, state.e, out=state.e)
+        c = compress(self.compressor, v, net.keys(), state.own)
+        net.send(c)
+        c.add_to(state.e.neg_())
+
+    def receive(self, state: State, net: Network) -> State:
+        net.receive(state.x, scale=self.step)  # x_i += γ (Σ_j W_ij c_j − c_i)
+        return state
