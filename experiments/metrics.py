@@ -12,6 +12,7 @@ distance and every x-axis, in one row. Pure functions of per-row metrics, whoeve
 | `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
 | `train/loss` | mean over workers of the last batch loss |
 | `workers` | how many are left, in a run with faults |
+| `staleness/mean`, `staleness/worst` | gradients that others applied while one was computed (clock=asynchronous) |
 | `idle/mean`, `idle/worst` | the share of the simulated seconds for which a worker computes nothing |
 | `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds`, `simulated` | x-axes; work and traffic are means per worker |
 """
@@ -65,7 +66,7 @@ def summary(workers: Mapping[str, Tensor], averaged: Mapping[str, Tensor]) -> di
 
 
 def axes(
-    round: int,
+    round: float,
     steps: float,
     bits: float,
     seconds: float,
@@ -106,6 +107,21 @@ def idleness(idle: Tensor, seconds: float) -> dict[str, float]:
     if not seconds:
         return {}
     return {"idle/mean": float(idle.mean()) / seconds, "idle/worst": float(idle.max()) / seconds}
+
+
+def staleness(counts: Mapping[int, int]) -> dict[str, float]:
+    """How stale gradients were -> how often: the `staleness/…` keys; none before the first.
+
+    >>> staleness({0: 1, 2: 3})
+    {'staleness/mean': 1.5, 'staleness/worst': 2.0}
+    """
+    if not counts:
+        return {}
+    total = sum(counts.values())
+    return {
+        "staleness/mean": sum(stale * often for stale, often in counts.items()) / total,
+        "staleness/worst": float(max(counts)),
+    }
 
 
 def evaluation(

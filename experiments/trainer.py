@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import gossip
 import graphs
-from experiments import faulty, lively, metrics
+from experiments import asynchronous, faulty, lively, metrics
 from experiments.crew import Seat
 from experiments.launch import under_torchrun
 from gossip import checkpoint
@@ -64,9 +64,13 @@ def build(config: Mapping[str, Any]) -> Setup:
             f"n={config['n']} and the schedule connects {schedule.n} workers: choose a topology of {config['n']} workers, "
             f"or n={schedule.n}"
         )
-    gossip.check(
-        algorithm, schedule, overlap=config["overlap"], local_steps=config["local_steps"], force=config["force"]
-    )
+    clock = asynchronous.clock_of(config)
+    if clock is not None:
+        asynchronous.check(config, clock, algorithm, schedule)
+    else:
+        gossip.check(
+            algorithm, schedule, overlap=config["overlap"], local_steps=config["local_steps"], force=config["force"]
+        )
     if faults is not None:
         _check_faults(faults, config, topology, algorithm)
     task = instantiate(nodes.task)
@@ -113,9 +117,17 @@ def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: An
 
 def resumable(config: Mapping[str, Any], setup: Setup) -> int:
     """The round to resume from; refuses what is no checkpoint, one of another run, and where nothing is left to do."""
-    state = setup.algorithm.init(setup.task.initial().expand(config["n"], -1).clone())
     table = saved(config, setup.algorithm)
-    done = checkpoint.restore(table, state, gossip.Network(setup.schedule))
+    if asynchronous.clock_of(config) is not None:
+        done = asynchronous.begin(config, setup).restore(table)
+    elif "trace" in table:
+        raise ValueError(
+            f"the checkpoint in {config['resume']} was saved under the asynchronous clock, with gradients on their way: resume "
+            "it with the same clock"
+        )
+    else:
+        state = setup.algorithm.init(setup.task.initial().expand(config["n"], -1).clone())
+        done = checkpoint.restore(table, state, gossip.Network(setup.schedule))
     checkpoint.compare_graphs(table, setup.schedule, setup.algorithm)
     if done >= config["rounds"]:
         raise ValueError(
@@ -153,6 +165,10 @@ def train(
     if setup.faults is not None:
         faulty.train(config, setup, emit)
         return None
+    if asynchronous.clock_of(config) is not None:
+        table = None if config["resume"] is None else saved(config, setup.algorithm)
+        file = None if folder is None else Path(folder) / CHECKPOINT
+        return asynchronous.train(config, setup, emit, placement, transport, table, file, keep)
     task, algorithm, schedule, _, cost, _ = setup
     rounds, every, steps = config["rounds"], config["evaluate_every"], config["local_steps"]
     if placement is not None and transport is not None:

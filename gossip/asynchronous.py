@@ -134,7 +134,7 @@ class Asynchronous:
             if not 1 <= self.groups <= n:
                 raise ValueError(f"groups={self.groups} for n={n} workers: give 1 to {n} groups, or lists of workers")
             return tuple(tuple(g.tolist()) for g in torch.arange(n).tensor_split(self.groups))
-        groups = tuple(tuple(int(w) for w in group) for group in self.groups)
+        groups = tuple(tuple(group) for group in self.groups)
         if sorted(w for group in groups for w in group) != list(range(n)):
             raise ValueError(
                 f"groups={[list(g) for g in groups]} do not hold each of the workers 0…{n - 1} exactly once"
@@ -212,10 +212,11 @@ class Server(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """state: the algorithm's; gradients: those that are computed and not applied yet; losses: of the last batch."""
+    """state: the algorithm's; gradients, due: those computed and not applied yet, and their losses; losses: the last applied."""
 
     state: Any
     gradients: Tensor
+    due: Tensor
     losses: Tensor
 
 
@@ -281,7 +282,8 @@ class Run:
             state: Any = Server(x, x.clone(), RowOptimizers(factory, x))
         else:
             state = spread(algorithm.init(x), self._slots, self._memory)
-        self.progress = Progress(state, torch.zeros_like(x), torch.full((m,), math.nan, dtype=torch.float64))
+        unknown = torch.full((m,), math.nan, dtype=torch.float64)
+        self.progress = Progress(state, torch.zeros_like(x), unknown, unknown.clone())
         self._counts = [0] * m  # local steps made
         self._where = self._models(state).clone()  # where gradients were begun that are not evaluated yet, and …
         self._begun = dict.fromkeys(range(m))  # … by which rows, in this order
@@ -428,6 +430,7 @@ class Run:
             self._evaluate()
         for row in which:
             self._counts[row] += 1
+        self.progress.losses[rows] = self.progress.due[rows]
         return self._room.select("(gradients)", self.progress.gradients, rows)
 
     def _evaluate(self) -> None:
@@ -440,7 +443,7 @@ class Run:
             g, losses = found if isinstance(found, tuple) else (found, None)
             write(p.gradients, rows, g.detach())
             if losses is not None:
-                p.losses[rows] = losses.detach().to(p.losses)
+                p.due[rows] = losses.detach().to(p.due)
         self._begun.clear()
 
     def _places(self, wave: list[Event], here: list[int]) -> Tensor:

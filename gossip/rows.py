@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ class RowOptimizers(LocalOptimizer):
             warnings.simplefilter("ignore")  # the optimizer itself does not step here
             for _ in range(last + 1):
                 found.append((one.plain["scheduler"], dict(one.plain["group"])))
-                one.scheduler.step()
+                cast("Any", one.scheduler).step()
         return found
 
 

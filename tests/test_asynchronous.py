@@ -9,9 +9,11 @@ import pytest
 import torch
 from placed import Problem, pushed, sgd
 from support import launch, values
+from test_trainer import config, rows
 
 import gossip
 import graphs
+from experiments.train import run as run_config
 from gossip import DPSGD, SGP, AllReduce, Asynchronous, Choco, Placement, tree
 from gossip.asynchronous import Run
 from gossip.trace import Graph, Trace, Unit
@@ -550,8 +552,8 @@ def compare(expected, parts, blocks):
     for name, leaf in expected["leaves"].items():
         if scratch(name):
             continue
-        for rows, part in zip(blocks, parts):
-            assert torch.allclose(part["leaves"][name], leaf[list(rows)], rtol=0, atol=1e-10, equal_nan=True), name
+        for block, part in zip(blocks, parts):
+            assert torch.allclose(part["leaves"][name], leaf[list(block)], rtol=0, atol=1e-10, equal_nan=True), name
     edges: dict = {}
     for part in parts:
         edges |= part["edges"]
@@ -627,3 +629,77 @@ def test_other_refusals():
     table = gossip.checkpoint.table(DPSGD().init(torch.zeros(N, D).double()), net, 1)
     with pytest.raises(ValueError, match="saved by a synchronous run.*clock=lockstep"):
         run.restore(table)
+
+
+# -- from a config -----------------------------------------------------------------------------------------------------
+
+
+SLOW = ("clock=asynchronous", "cost=stragglers", "algorithm=dpsgd", "optimizer=momentum")
+
+
+def same_rows(got, expected):
+    assert len(got) == len(expected) > 3
+    for one, other in zip(got, expected):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name] == pytest.approx(other[name], rel=0, abs=1e-10, nan_ok=True), (name, one["round"])
+
+
+def test_a_config_runs_and_resumes_in_any_launch(tmp_path):
+    unbroken = run_config(config(*SLOW), tmp_path / "unbroken", keep=True)
+    assert unbroken.shape == (5, 4, 10)
+    found = rows(tmp_path / "unbroken")
+    assert [row["round"] for row in found] == [0, 2, 4, 6, 8]
+    assert [row["samples"] for row in found] == [0, 2, 4, 6, 8]
+    times = [row["simulated"] for row in found]
+    assert times == sorted(set(times))
+    assert found[-1]["staleness/worst"] > found[-1]["staleness/mean"] > 1
+    blocks = ("launch=blocks", "launch.processes=3")
+    run_config(config(*SLOW, *blocks, "rounds=5", "checkpoint_every=3"), tmp_path / "first")
+    resumed = run_config(config(*SLOW, f"resume={tmp_path / 'first'}"), tmp_path / "second", keep=True)
+    torch.testing.assert_close(resumed, unbroken[-2:], rtol=0, atol=1e-10)
+    same_rows([row for row in rows(tmp_path / "second") if row["round"] != 5], found)
+
+
+def test_evaluations_lie_on_a_grid_of_virtual_seconds(tmp_path):
+    run_config(config(*SLOW, "clock.every_seconds=0.02"), tmp_path)
+    found = rows(tmp_path)
+    times = [row["simulated"] for row in found]
+    assert times[:-1] == pytest.approx([0.02 * k for k in range(len(times) - 1)])
+    assert found[-1]["round"] == 8
+    assert len(found) > 4
+
+
+def test_options_of_the_algorithm_reach_the_clock(tmp_path):
+    for clock in ("swarm", "hybrid", "adaptive"):
+        extra = ["clock.groups=2"] if clock == "hybrid" else []
+        run_config(config(f"clock={clock}", "local_steps=2", *extra), tmp_path / clock)
+        last = rows(tmp_path / clock)[-1]
+        assert last["eval/average/suboptimality"] < 0.1 * rows(tmp_path / clock)[0]["eval/average/suboptimality"]
+        assert last["samples"] == pytest.approx(16, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["overlap=true"], r"overlap=true with clock=asynchronous.*set overlap=false"),
+        (["topology=exponential", "weights=uniform"], r"DPSGD .* averages two workers.*SGP, which pushes"),
+        (["algorithm=exact_diffusion"], r"ExactDiffusion requires mixing that is static"),
+        (["clock.groups=5"], r"groups=5 for n=4 workers: give 1 to 4"),
+        (["clock.bound=x"], r"clock.bound=x is text"),
+        (["+clock.bounds=1"], r"clock.bounds is no option of gossip.Asynchronous: did you mean bound\?"),
+        (["resume=/nowhere"], r"no checkpoint at /nowhere"),
+    ],
+)
+def test_a_config_that_cannot_run_is_refused(tmp_path, overrides, says):
+    with pytest.raises(Exception, match=says):  # noqa: PT011  Hydra wraps some
+        run_config(config("clock=asynchronous", *overrides), tmp_path)
+
+
+def test_a_checkpoint_of_the_other_clock_is_refused(tmp_path):
+    run_config(config("rounds=2", "checkpoint_every=2"), tmp_path / "lockstep")
+    run_config(config("clock=asynchronous", "rounds=2", "checkpoint_every=2"), tmp_path / "asynchronous")
+    with pytest.raises(ValueError, match="saved by a synchronous run"):
+        run_config(config("clock=asynchronous", f"resume={tmp_path / 'lockstep'}"), tmp_path / "a")
+    with pytest.raises(ValueError, match="saved under the asynchronous clock"):
+        run_config(config(f"resume={tmp_path / 'asynchronous'}"), tmp_path / "b")

@@ -1,0 +1,146 @@
+"""A run under the asynchronous clock: the same rows of metrics, on a grid of rounds or of virtual seconds.
+
+A round is as much work as in lockstep, n · local_steps gradients, whoever made them.
+"""
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+import gossip
+from experiments import metrics
+from gossip import checkpoint
+from gossip.asynchronous import Run
+
+log = logging.getLogger(__name__)
+
+
+def clock_of(config: Mapping[str, Any]) -> gossip.Asynchronous | None:
+    """The asynchronous clock, if a config asks for it."""
+    node = config.get("clock")
+    return instantiate(node) if isinstance(node, Mapping) and "_target_" in node else None
+
+
+def check(config: Mapping[str, Any], clock: gossip.Asynchronous, algorithm: Any, schedule: Any) -> None:
+    """Refuse what the asynchronous clock cannot do."""
+    if config["overlap"]:
+        raise ValueError(
+            "overlap=true with clock=asynchronous, where nobody waits for a round: set overlap=false; clock.wait=false lets a "
+            "worker compute while its message is on the way"
+        )
+    if config.get("faults"):
+        raise ValueError("faults with clock=asynchronous: use clock=lockstep (simulated or real) or clock=live (real)")
+    if config["resume"] is not None and config["resume_average"]:
+        raise ValueError(
+            "resume_average=true with clock=asynchronous, whose gradients on their way belong to the saved workers: resume "
+            "with the same n"
+        )
+    clock.parted(config["n"])
+    try:
+        clock.check(algorithm, schedule)
+    except gossip.Incompatible as reason:
+        if not config["force"]:
+            raise
+        warnings.warn(f"forced although incompatible: {reason}", stacklevel=2)
+
+
+def begin(
+    config: Mapping[str, Any],
+    setup: Any,
+    placement: gossip.Placement | None = None,
+    transport: gossip.Transport | None = None,
+) -> Run:
+    """The run of a config, at its start."""
+    hosted = config["n"] if placement is None else len(placement.rows)
+    return clock_of(config).start(  # pyrefly: ignore
+        setup.algorithm,
+        setup.task.gradient,
+        setup.schedule,
+        setup.task.initial().expand(hosted, -1).clone(),
+        cost=setup.cost,
+        seed=config["seed"],
+        local_steps=config["local_steps"],
+        placement=placement,
+        transport=transport,
+    )
+
+
+def train(
+    config: Mapping[str, Any],
+    setup: Any,
+    emit: Callable[[dict[str, float]], None],
+    placement: gossip.Placement | None = None,
+    transport: gossip.Transport | None = None,
+    table: dict[str, Any] | None = None,
+    file: Path | None = None,
+    keep: bool = False,
+) -> torch.Tensor | None:
+    """Run all rounds of a config; `table` is the checkpoint to go on from, `file` where checkpoints go."""
+    run = begin(config, setup, placement, transport)
+    task, net, trace = setup.task, run.net, run.trace
+    rounds, every, saving = config["rounds"], config["evaluate_every"], config["checkpoint_every"]
+    work, grid = net.n * config["local_steps"], getattr(clock_of(config), "every_seconds", None)
+    seconds = 0.0
+    if table is not None:
+        run.restore(table)
+        seconds = table.get("seconds", 0.0)
+        log.info("resumed from %s at round %d", config["resume"], trace.updates // work)
+    trajectory = []
+
+    def evaluate() -> bool:
+        """Hand out a row of metrics; False if the models are not finite any more."""
+        x = run.models
+        bits = net.gather(net.meter.bits[net.rows])
+        losses = net.gather(run.progress.losses)
+        row = metrics.measured(task, net, x, run.progress.losses)
+        row["train/loss"] = float(losses.nanmean())  # a slow worker may not have made a step yet
+        row |= metrics.axes(
+            trace.updates // work if grid is None else trace.updates / work,  # a record has one row a round
+            trace.updates / net.n,
+            float(bits.double().mean()),
+            seconds,
+            getattr(task, "batch_size", None),
+            getattr(task, "size", None),
+            net.n,
+            trace.time,
+        )
+        row |= metrics.idleness(torch.tensor(trace.idle, dtype=torch.float64), trace.time)
+        row |= metrics.staleness(trace.staleness)
+        everyone = net.gather(x) if keep else None
+        if net.placement.rank == 0:
+            emit(row)
+            if everyone is not None:
+                trajectory.append(everyone.clone())
+        return math.isfinite(row["consensus/distance"])
+
+    with torch.no_grad():
+        if table is None:
+            evaluate()
+        while trace.updates < rounds * work:
+            done, began = trace.updates // work, time.perf_counter()
+            stop = min(
+                [rounds] + [(done // step + 1) * step for step in (every if grid is None else 0, saving) if step]
+            )
+            tick = math.inf if grid is None else (math.floor(trace.time / grid + 1e-9) + 1) * grid
+            run.advance(updates=stop * work, seconds=tick)
+            seconds += time.perf_counter() - began
+            round, last = trace.updates // work, trace.updates >= rounds * work
+            ticked = trace.updates < stop * work
+            if ticked:
+                trace.time = tick  # nothing else happens before
+            if (last or (ticked if grid is not None else round // every > done // every)) and not evaluate():
+                break
+            if saving and (last or round // saving > done // saving):
+                saved = run.table(round) | {"seconds": seconds}
+                if net.placement.rank == 0 and file is not None:
+                    checkpoint.write(file, saved)
+    log.info("staleness (gradients applied by others meanwhile: how often): %s", dict(sorted(trace.staleness.items())))
+    log.info("steps by worker: %s", trace.steps)
+    return torch.stack(trajectory) if trajectory else None
