@@ -106,7 +106,7 @@ def links(measured: Measured) -> gossip.Links:
         crowded = (measured.full_all - max(0.0, measured.empty_all - spared)) / ((n - 1) * M / nic)
         crowding = max(0.0, crowded - 1) / (n - 2)
     return gossip.Links(
-        latency=_one_or_all(bare / 2, pairs, 1e-3),
+        latency=_one_or_all(torch.minimum(bare, empty) / 2, pairs, 1e-3),
         bandwidth=float("inf") if _alike(rate) else bandwidth.tolist(),
         nic=nic,
         crowding=crowding,
@@ -133,7 +133,7 @@ def exchanges(transport: gossip.Transport, seconds: float = 1.0) -> Measured:
 
     def bare(partner: int) -> Callable[[], None]:
         out, into = (torch.zeros(8, dtype=torch.uint8) for _ in range(2))
-        batch = transport.prepare(*({partner: b} if partner != rank else {} for b in (out, into)))
+        batch = transport.prepare(*({partner: [b]} if partner != rank else {} for b in (out, into)))
 
         def once() -> None:
             transport.start(batch, 0)
@@ -151,20 +151,13 @@ def exchanges(transport: gossip.Transport, seconds: float = 1.0) -> Measured:
 
         return once
 
-    def timed(rounds: Sequence[Callable[[], None]], pause: float = 0.0) -> list[float]:
-        """Median seconds of each of these exchanges, taken in turn as a schedule would, once warm, at this process."""
-        for once in rounds:
-            once()
-        first = max(transport.gather(sum(_seconds(once, 1) for once in rounds)))
-        repeat = max(3, min(50, int(seconds / (first + pause))))
-        for once in rounds:
-            once()  # now all of them are here
-        times: list[list[float]] = [[] for _ in rounds]
-        for _ in range(repeat):
-            for once, taken in zip(rounds, times):
-                time.sleep(pause)
-                taken.append(_seconds(once, 1))
-        return [median(taken) for taken in times]
+    def timed(once: Callable[[], None], pause: float = 0.0) -> float:
+        """Median seconds of exchanges one after the other, once warm, at this process."""
+        once()
+        first = max(transport.gather(_seconds(once, 1)))
+        once()  # now all of them are here
+        repeat = max(3, min(50, int(seconds / (first + pause) / 2)))
+        return median((time.sleep(pause), _seconds(once, 1))[1] for _ in range(repeat))
 
     everybody = torch.full((n, n), 1 / n, dtype=torch.float64)
     first = max(transport.gather(_seconds(mixed(everybody, LARGE // 40), 2)))
@@ -176,16 +169,16 @@ def exchanges(transport: gossip.Transport, seconds: float = 1.0) -> Measured:
         for i, j in enumerate(partner):
             W[i] = (torch.arange(n) == i).double() / 2 + (torch.arange(n) == j).double() / 2
         matrices.append(W)
-    mine = [timed([bare(partner[rank]) for partner in matches])]
-    mine += [timed([mixed(W, size) for W in matrices]) for size in (0, bytes)]
-    mine += [timed([mixed(W, bytes // 10) for W in matrices[:1]], pause=0.1)]
+    mine = [[timed(bare(partner[rank])) for partner in matches]]
+    mine += [[timed(mixed(W, size)) for W in matrices] for size in (0, bytes)]
+    mine += [[timed(mixed(matrices[0], bytes // 10), pause=0.1)]]
     taken = transport.gather(mine)
     tables = [torch.zeros(n, n, dtype=torch.float64) for _ in range(3)]
     for t, table in enumerate(tables):
         for m, partner in enumerate(matches):
             for i, j in enumerate(partner):
                 table[i, j] = max(taken[i][t][m], taken[j][t][m]) if i != j else 0.0
-    all_empty, all_full = (max(transport.gather(timed([mixed(everybody, size)])[0])) for size in (0, bytes))
+    all_empty, all_full = (max(transport.gather(timed(mixed(everybody, size)))) for size in (0, bytes))
     one, two, three = (table.tolist() for table in tables)
     return Measured(one, two, three, all_empty, all_full, max(t[3][0] for t in taken), bytes)
 

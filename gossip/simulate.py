@@ -11,8 +11,10 @@ from graphs import Schedule, Topology, as_schedule
 from .algorithm import Algorithm, check
 from .algorithms import DPSGD, Choco
 from .compress import Compressor
+from .cost import Cost
 from .lockstep import lockstep
 from .network import Network
+from .timeline import Timeline, Watch
 
 
 class Task(Protocol):
@@ -30,7 +32,8 @@ class Task(Protocol):
 
 
 class Record(NamedTuple):
-    """One round of a simulation: x (n, d) are the models (a live view), bits the sum over workers so far."""
+    """One round of a simulation: x (n, d) are the models (a live view), bits the sum over workers so far, seconds what it
+    would have taken by the cost that was given, until the last worker was through."""
 
     round: int
     x: Tensor
@@ -38,6 +41,7 @@ class Record(NamedTuple):
     consensus: float
     bits: int
     messages: int
+    seconds: float = float("nan")
 
 
 def consensus_distance(x: Tensor) -> float:
@@ -63,6 +67,7 @@ def simulate(
     overlap: bool = False,
     seed: int = 0,
     force: bool = False,
+    cost: Cost | None = None,
 ) -> Iterator[Record]:
     """Run an algorithm with all workers in this process and yield a `Record` every `every` rounds, and at the end.
 
@@ -71,6 +76,7 @@ def simulate(
         mixing: a schedule, a mixing matrix, or a topology (which then mixes by its default weights).
         x0: the start, (d,) for all workers or (n, d); the task's own if None.
         force: run although the algorithm refuses the schedule, with a warning.
+        cost: seconds of steps and messages, from which the records' `seconds` follow.
 
     >>> import graphs
     >>> b = torch.arange(8.0)[:, None]                                 # f_i(x) = (x − b_i)² / 2
@@ -94,6 +100,7 @@ def simulate(
     if x.shape[0] != n:
         raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
     net = Network(schedule, seed=seed)
+    watch = None if cost is None else Watch(Timeline(cost, n, local_steps, overlap), net)
     losses = torch.full((n,), float("nan"))
 
     def oracle(x: Tensor, step: int) -> Tensor:
@@ -105,10 +112,13 @@ def simulate(
         return result
 
     for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
+        if watch is not None:
+            watch.round(k - 1)
         if k % every == 0 or k == rounds:
             x, meter = algorithm.params(state), net.meter
             bits, messages = int(meter.bits.sum()), int(meter.messages.sum())
-            yield Record(k, x, float(losses.mean()), consensus_distance(x), bits, messages)
+            seconds = float("nan") if watch is None else watch.timeline.seconds
+            yield Record(k, x, float(losses.mean()), consensus_distance(x), bits, messages, seconds)
 
 
 def consensus(

@@ -345,6 +345,18 @@ def test_every_model_of_work_can_be_made(name, tmp_path):
     assert bool((cost.compute(torch.arange(4), torch.zeros(4, dtype=torch.int64)) > 0).all())
 
 
+def test_a_simulation_in_a_notebook_tells_its_seconds():
+    cost = Cost(work.Slow(work.Constant(1.0), 10.0, (0,)), Links(0.5, nic=80.0))
+    records = list(
+        gossip.simulate(
+            lambda x, workers, step: x, gossip.DPSGD(), graphs.ring(4), 3, x0=torch.ones(10).double(), cost=cost
+        )
+    )
+    assert [r.seconds for r in records] == pytest.approx([12.5, 24.5, 36.5])  # worker 0 waits for nobody
+    plain = next(gossip.simulate(lambda x, workers, step: x, gossip.DPSGD(), graphs.ring(4), 1, x0=torch.ones(10)))
+    assert math.isnan(plain.seconds)
+
+
 # -- the axis of a run ---------------------------------------------------------------------------------------------
 
 WAN = ("cost=wan", "cost/work=exponential", "algorithm=choco", "compressor=topk", "compressor.ratio=0.3", "rounds=6")

@@ -7,8 +7,10 @@ method's local step without a network. The rounds that it predicts are not among
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,13 +82,15 @@ def predictions(found: Mapping[str, Any]) -> dict[str, tuple[float, float, gossi
     links = calibrate.links(calibrate.Measured(*found["exchanges"]))
     result = {}
     for method, (every, measured) in found["methods"].items():
-        cost = gossip.Cost(gossip.work.Constant([sum(s) / len(s) for s in every]), links)
-        setup = build(config(method))
-        result[method] = predicted(setup, cost), measured, cost
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "steps.csv")
+            path.write_text("\n".join(" ".join(map(str, line)) for line in zip(*every)))
+            cost = gossip.Cost(gossip.work.Trace(path), links)
+            result[method] = predicted(build(config(method)), cost), measured, cost
     return result
 
 
-def predicted(setup: Any, cost: gossip.Cost, rounds: int = 8) -> float:
+def predicted(setup: Any, cost: gossip.Cost, rounds: int = 20) -> float:
     """Simulated seconds per round of the run, its bytes as metered."""
     task, algorithm, schedule = setup[:3]
     net = gossip.Network(schedule)
