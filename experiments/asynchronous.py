@@ -6,7 +6,6 @@ A round is as much work as in lockstep, n · local_steps gradients, whoever made
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,7 @@ def check(config: Mapping[str, Any], clock: gossip.Asynchronous, algorithm: Any,
             "with the same n"
         )
     clock.parted(config["n"])
-    try:
-        clock.check(algorithm, schedule)
-    except gossip.Incompatible as reason:
-        if not config["force"]:
-            raise
-        warnings.warn(f"forced although incompatible: {reason}", stacklevel=2)
+    clock.check(algorithm, schedule, config["force"])
 
 
 def begin(

@@ -5,6 +5,7 @@ AD-PSGD is D-PSGD under it (Lian et al. 2018, arXiv 1710.06952), SwarmSGD that w
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -146,8 +147,16 @@ class Asynchronous:
         """Whether more than two ever mix."""
         return self.groups is not None or self.waiting is not None or any(m != "asynchronous" for _, m in self.phases)
 
-    def check(self, algorithm: Algorithm, schedule: Schedule) -> None:
-        """Raise `Incompatible` unless the algorithm can run under this clock on the schedule's graph."""
+    def check(self, algorithm: Algorithm, schedule: Schedule, force: bool = False) -> None:
+        """Raise `Incompatible` unless the algorithm can run under this clock on the schedule's graph; with `force`, warn."""
+        try:
+            self._check(algorithm, schedule)
+        except Incompatible as reason:
+            if not force:
+                raise
+            warnings.warn(f"forced although incompatible: {reason}", stacklevel=2)
+
+    def _check(self, algorithm: Algorithm, schedule: Schedule) -> None:
         name, meet = type(algorithm).__name__, meeting(algorithm)
         if meet == "server":
             if self._parted:

@@ -10,6 +10,7 @@ from graphs import Schedule, Topology, as_schedule
 
 from .algorithm import Algorithm, check
 from .algorithms import DPSGD, Choco
+from .asynchronous import Asynchronous
 from .compress import Compressor
 from .cost import Cost
 from .lockstep import lockstep
@@ -68,6 +69,7 @@ def simulate(
     seed: int = 0,
     force: bool = False,
     cost: Cost | None = None,
+    clock: Asynchronous | None = None,
 ) -> Iterator[Record]:
     """Run an algorithm with all workers in this process and yield a `Record` every `every` rounds, and at the end.
 
@@ -77,6 +79,8 @@ def simulate(
         x0: the start, (d,) for all workers or (n, d); the task's own if None.
         force: run although the algorithm refuses the schedule, with a warning.
         cost: seconds of steps and messages, from which the records' `seconds` follow.
+        clock: `gossip.Asynchronous(…)`: every worker at its own pace; a round is n · local_steps gradients then. Rounds in
+            lockstep if None. The task's `gradient` is then called with a tensor of steps (m,).
 
     >>> import graphs
     >>> b = torch.arange(8.0)[:, None]                                 # f_i(x) = (x − b_i)² / 2
@@ -85,7 +89,12 @@ def simulate(
     500 3.5 True
     """
     schedule = as_schedule(mixing)
-    check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
+    if clock is None:
+        check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
+    else:
+        if overlap:
+            raise ValueError("overlap=True under an asynchronous clock, where nobody waits for a round: leave it out")
+        clock.check(algorithm, schedule, force=force)
     function: Any = getattr(task, "gradient", task)
     if x0 is None:
         initial = getattr(task, "initial", None)
@@ -99,6 +108,14 @@ def simulate(
     x = (x0.expand(n, -1) if x0.ndim == 1 else x0).clone(memory_format=torch.contiguous_format)
     if x.shape[0] != n:
         raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
+    if clock is not None:
+        run = clock.start(algorithm, function, schedule, x, cost=cost, seed=seed, local_steps=local_steps)
+        for k in [*range(every, rounds, every), rounds]:
+            run.advance(updates=k * n * local_steps)
+            bits, messages, loss = run.net.meter.bits, run.net.meter.messages, float(run.progress.losses.nanmean())
+            distance = consensus_distance(run.models)
+            yield Record(k, run.models, loss, distance, int(bits.sum()), int(messages.sum()), run.trace.time)
+        return
     net = Network(schedule, seed=seed)
     watch = None if cost is None else Watch(Timeline(cost, n, local_steps, overlap), net)
     losses = torch.full((n,), float("nan"))

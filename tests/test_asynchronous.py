@@ -578,6 +578,23 @@ def test_real_processes_replay_the_trace(here, blocks, tmp_path):
                 compare(through, [rank[number][which] for rank in ranks], blocks)
 
 
+def test_in_a_notebook():
+    cost = gossip.Cost(gossip.work.Slow(factor=4.0))
+    start = torch.zeros(D, dtype=torch.float64)
+    options: dict[str, Any] = {"x0": start, "every": 4, "seed": 3, "cost": cost, "clock": Asynchronous()}
+    records = list(gossip.simulate(PROBLEM.gradient, DPSGD(sgd()), graphs.ring(N), 10, **options))
+    assert [r.round for r in records] == [4, 8, 10]
+    run, _ = started(cost=cost)
+    run.advance(updates=10 * N)
+    assert torch.equal(records[-1].x, run.models)
+    assert records[-1].seconds == run.trace.time == pytest.approx(80 / 7.25, abs=1)
+    assert records[-1].messages == 2 * 80
+    with pytest.raises(ValueError, match="overlap=True under an asynchronous clock"):
+        next(gossip.simulate(PROBLEM.gradient, DPSGD(), graphs.ring(N), 1, overlap=True, **options))
+    with pytest.warns(UserWarning, match="forced although incompatible"):
+        next(gossip.simulate(PROBLEM.gradient, gossip.ExactDiffusion(), graphs.ring(N), 1, force=True, **options))
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
