@@ -241,6 +241,8 @@ def train(
                 if rank == 0:
                     checkpoint.write(Path(folder) / CHECKPOINT, table | {"seconds": seconds})
             began = time.perf_counter()
+    if watch is not None and rank == 0 and folder is not None:
+        Path(folder, "idle.csv").write_text(watch.timeline.report(), encoding="utf-8")
     return torch.stack(trajectory) if trajectory else None
 
 

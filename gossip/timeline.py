@@ -106,6 +106,11 @@ class Timeline:
         self.idle += torch.from_numpy(end - computed)
         self.clock = torch.from_numpy(end)
 
+    def report(self) -> str:
+        """Comma-separated, a line per worker: when it ended its last round, how long it was idle, and the share of that."""
+        lines = [f"{i},{t:.6g},{w:.6g},{w / t if t else 0:.4f}" for i, (t, w) in enumerate(zip(self.clock, self.idle))]
+        return "\n".join(["worker,seconds,idle,share", *lines, ""])
+
     def state_dict(self) -> dict[str, Tensor]:
         """Clocks and idle seconds, for a checkpoint."""
         return {"clock": self.clock, "idle": self.idle, "busy": torch.from_numpy(self._busy)}

@@ -383,6 +383,9 @@ def test_the_seconds_of_a_run_are_those_of_its_bytes(tmp_path):
     last = records.read(tmp_path).rows[-1]
     assert last["simulated"] == pytest.approx(5 * (0.01 + 0.01 + 2 * 80 / 12.5e6), rel=1e-9)  # d = 10 in float64
     assert last["idle/mean"] == pytest.approx(1 - 0.05 / last["simulated"])
+    lines = (tmp_path / "idle.csv").read_text().splitlines()
+    assert lines[0] == "worker,seconds,idle,share"
+    assert [float(line.split(",")[3]) for line in lines[1:]] == pytest.approx([last["idle/mean"]] * 4, abs=1e-4)
     result = compare.compare(tmp_path, x="simulated", y="eval/average/suboptimality")
     assert result.rows[0]["simulated"].mean == pytest.approx(last["simulated"])
 
