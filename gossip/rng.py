@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
+_ODD = 0x0001000100010001
+_SHIFT = np.uint64(33)
 _M1, _M2 = -49064778989728563, -4265267296055464877  # MurmurHash3's fmix64 multipliers, as int64
 
 
@@ -45,6 +47,51 @@ def uniform(key: Tensor, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """
     bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
     return _shift(_stream(key, d), 64 - bits).to(dtype).mul_(2.0**-bits)
+
+
+class Bits:
+    """Keyed dither: odd 16-bit integers, 2^15 of them, uniform and symmetric about 0; cheap, and a tile at a time.
+
+    The 64-bit words of `uniform`, each cut into four numbers: a tenth of its price, and the same numbers on every device.
+
+    Args:
+        key: (m,) int64.
+        most: the largest count per call.
+        rows: the largest number of rows per call; all if None.
+
+    >>> w = Bits(key(0, "doc", torch.arange(2)), 50_000)(slice(0, 2), 0, 50_000)
+    >>> w.dtype, bool(w.double().mean(1).abs().max() < 300), int(w.min()) < -32760, int(w.max()) > 32760
+    (torch.int16, True, True, True)
+    """
+
+    def __init__(self, key: Tensor, most: int, rows: int | None = None) -> None:
+        words = -(-most // 4)
+        self._base = _finish(key)[:, None]
+        self._ramp = torch.arange(1, words + 1, device=key.device) * _GOLDEN
+        self._room = torch.empty(2, (len(key) if rows is None else rows) * words, dtype=torch.int64, device=key.device)
+
+    def __call__(self, rows: slice, start: int, count: int) -> Tensor:
+        """(r, count) int16, numbers `start` (a multiple of 4) and on of the rows' streams; overwritten by the next call."""
+        r, words = rows.stop - rows.start, -(-count // 4)
+        z, t = (flat[: r * words].view(r, words) for flat in self._room)
+        offset = start // 4 * _GOLDEN % 2**64
+        if z.device.type == "cpu":
+            u, v, ramp, base = (p.numpy().view(np.uint64) for p in (z, t, self._ramp[:words], self._base[rows]))
+            _dither(u, v, ramp, base + np.uint64(offset))
+        else:
+            signed = torch.tensor(offset - 2**64 if offset >= 2**63 else offset, device=z.device)
+            z.copy_(_finish(self._ramp[:words] + (self._base[rows] + signed)) | _ODD)
+        return z.view(torch.int16)[:, :count]
+
+
+def _dither(z: np.ndarray, t: np.ndarray, ramp: np.ndarray, base: np.ndarray) -> None:
+    """`_finish` in numpy, whose unsigned shifts need no mask: a third of the time, half of it saved calls."""
+    np.add(ramp, base, out=z)
+    for factor in (_M1, _M2, None):
+        np.bitwise_xor(z, np.right_shift(z, _SHIFT, out=t), out=z)
+        if factor is not None:
+            np.multiply(z, np.uint64(factor % 2**64), out=z)
+    np.bitwise_or(z, np.uint64(_ODD), out=z)
 
 
 def integers(key: Tensor, d: int, high: int | Tensor) -> Tensor:

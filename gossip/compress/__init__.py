@@ -1,14 +1,22 @@
 """Compressors: what a message becomes before it travels. One file each."""
 
 from .block_topk import BlockTopK
+from .cast import Cast
 from .compose import Compose
 from .entropy import RangeCoded, entropy
 from .identity import Identity
+from .linf import LInf
 from .lowrank import LowRank
-from .payload import Compressor, Payload
+from .moniqua import Moniqua
+from .natural import Natural
+from .onebit import OneBit
+from .payload import Compressor, NotFinite, Payload
 from .per_layer import PerLayer
+from .qsgd import QSGD
 from .randk import RandK
 from .sign import Sign
+from .stochastic import StochasticRounding
+from .terngrad import TernGrad
 from .threshold import Threshold
 from .topk import TopK
 from .warmup import WarmUp
@@ -17,6 +25,15 @@ __all__ = [
     "BlockTopK",
     "Compose",
     "Compressor",
+    "NotFinite",
+    "TernGrad",
+    "StochasticRounding",
+    "QSGD",
+    "OneBit",
+    "Natural",
+    "Moniqua",
+    "LInf",
+    "Cast",
     "Identity",
     "LowRank",
     "Payload",
