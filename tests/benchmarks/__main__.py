@@ -2,10 +2,10 @@
 
 import sys
 
-from . import cost, engine, hosts, spectra, wire
+from . import asynchronous, cost, engine, hosts, spectra, wire
 from .harness import table
 
-GROUPS = {"cost": cost, "engine": engine, "hosts": hosts, "spectra": spectra, "wire": wire}
+GROUPS = {"asynchronous": asynchronous, "cost": cost, "engine": engine, "hosts": hosts, "spectra": spectra, "wire": wire}
 
 
 def main(wanted: list[str]) -> None:
