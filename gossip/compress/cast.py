@@ -52,9 +52,9 @@ class Cast:
     Args:
         dtype: "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
 
-    >>> q = Cast("float16")(torch.tensor([[1e-4, 0.25, -70000.0]]))
+    >>> q = Cast("float16")(torch.tensor([[2.0**-12, 0.25, -70000.0]]))
     >>> [f"{v:.3g}" for v in q.dense()[0].tolist()], q.bits
-    (['0.0001', '0.25', '-7e+04'], 80)
+    (['0.000244', '0.25', '-7e+04'], 80)
     """
 
     dtype: str = "bfloat16"
