@@ -6,13 +6,13 @@ torchrun --nproc-per-node 4 -m experiments.train launch=blocks n=16
 """
 
 import logging
-import math
 import os
 import re
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from tqdm import tqdm
 
 import gossip
 from experiments import launch, lively, records, schema, sweep, tracking
+from experiments.divergence import Divergence
 from experiments.trainer import Setup, build, hosted, resumable, train
+from gossip.probe import small, stable
 
 log = logging.getLogger(__name__)
 CONF = Path(__file__).parent / "conf"
@@ -56,6 +58,7 @@ def run(
     log.info("%d process(es), %d thread(s) each", processes, threads)
     torch.set_num_threads(threads)
     setup = build(config)
+    config = tuned(config, setup, say)
     begun: list[dict[str, Any]] = []
     if config["resume"] is not None:
         config = config | {"resume": str(Path(config["resume"]).resolve())}
@@ -85,6 +88,25 @@ def run(
         return launch.run_processes(hosted, (config, str(folder), keep), processes, emit, *options)[0]
 
     return recorded(0, started)
+
+
+def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) -> dict[str, Any]:
+    """The config with the γ that "auto" stands for; of a γ that was chosen, a warning if gossip alone is unstable with it."""
+    algorithm: Any = setup.algorithm
+    gamma = config["algorithm"].get("gamma")
+    if gamma == "auto":
+        log.info("gamma=%g, found by the probe", algorithm.gamma)
+        return config | {"algorithm": config["algorithm"] | {"gamma": algorithm.gamma}}
+    if gamma is not None and not isinstance(algorithm.compressor, gossip.Identity) and setup.schedule.n > 1:
+        compressor, size = small(algorithm.compressor, len(setup.task.initial()))
+        if not stable(replace(algorithm, compressor=compressor), setup.schedule, size):
+            warning = (
+                f"warning: algorithm.gamma={gamma:g} is beyond the stability limit of gossip alone with {algorithm.compressor} "
+                "on this graph, so the models may drift apart: lower it, or let algorithm.gamma=auto find one"
+            )
+            log.warning("%s", warning)
+            say(warning)
+    return config
 
 
 def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str, Any]]:
@@ -128,6 +150,8 @@ def _recorded(
         tqdm(total=planned, desc=progress or "rounds", unit="round", leave=not progress, disable=quiet) as bar,
     ):
         events: list[str] = []
+        wrong: list[str] = []
+        diverged = Divergence()
 
         def emit(row: dict[str, Any]) -> None:
             if "event" in row:
@@ -136,6 +160,8 @@ def _recorded(
                 return
             writer.log(row)
             tracker.log(row)
+            if (reason := diverged(row)) is not None:
+                wrong.append(reason)
             bar.update(int(row["round"]) - bar.n)
             shown = {k.split("/")[-1]: v for k, v in row.items() if k.startswith("eval/average/")}
             bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()})
@@ -144,8 +170,8 @@ def _recorded(
             emit(row)
         result = go(emit)
         last = writer.last
-        if not math.isfinite(last["consensus/distance"]):
-            reason = f"diverged: the models are not finite at round {last['round']}; lower optimizer.lr"
+        if wrong:
+            reason = f"diverged: {wrong[0]}; lower optimizer.lr"
             writer.finish("diverged", reason + (" or algorithm.gamma" if "gamma" in config["algorithm"] else ""))
         elif events:
             writer.finish("done", "; ".join(events))

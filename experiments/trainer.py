@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import gossip
 import graphs
 from experiments import asynchronous, faulty, lively, metrics
 from experiments.crew import Seat
+from experiments.divergence import Divergence
 from experiments.launch import under_torchrun
 from gossip import checkpoint
 from gossip.plan import verify
@@ -77,6 +77,7 @@ def build(config: Mapping[str, Any]) -> Setup:
     if task.n != config["n"]:
         raise ValueError(f"n={config['n']} and the task has {task.n} workers: give both the same n, task.n=${{n}}")
     start = task.initial()
+    algorithm = gossip.resolved(algorithm, schedule, len(start), getattr(task, "layout", None))
     try:
         algorithm.init(start[None].clone())  # the optimizer's options are only known to be right once it is made
     except (ArithmeticError, TypeError) as error:
@@ -188,7 +189,7 @@ def train(
             watch.timeline.load_state_dict(table["timeline"])
         log.info("resumed from %s at round %d", config["resume"], start)
     losses = torch.full((len(net.rows),), float("nan"))
-    trajectory = []
+    trajectory, diverged = [], Divergence()
 
     def oracle(x: torch.Tensor, step: int) -> torch.Tensor:
         nonlocal losses
@@ -196,7 +197,7 @@ def train(
         return g
 
     def evaluate(done: int, seconds: float) -> bool:
-        """Hand out a row of metrics; False if the models are not finite any more."""
+        """Hand out a row of metrics; False if the run has diverged."""
         x = algorithm.params(state)
         bits = net.gather(net.meter.bits[net.rows])
         row = metrics.measured(task, net, x, losses)
@@ -217,7 +218,7 @@ def train(
             emit(row)
             if everyone is not None:
                 trajectory.append(everyone.clone())
-        return math.isfinite(row["consensus/distance"])
+        return diverged(row) is None
 
     if start == 0:
         evaluate(0, 0.0)

@@ -15,6 +15,7 @@ from .compress import Compressor
 from .cost import Cost
 from .lockstep import lockstep
 from .network import Network
+from .probe import resolved
 from .timeline import Timeline, Watch
 
 
@@ -108,6 +109,7 @@ def simulate(
     x = (x0.expand(n, -1) if x0.ndim == 1 else x0).clone(memory_format=torch.contiguous_format)
     if x.shape[0] != n:
         raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
+    algorithm = resolved(algorithm, schedule, x.shape[1], getattr(task, "layout", None))
     if clock is not None:
         run = clock.start(algorithm, function, schedule, x, cost=cost, seed=seed, local_steps=local_steps)
         for k in [*range(every, rounds, every), rounds]:
@@ -144,7 +146,7 @@ def consensus(
     rounds: int,
     *,
     compressor: Compressor | None = None,
-    gamma: float | None = None,
+    gamma: float | str | None = None,
     seed: int = 0,
     history: bool = False,
     force: bool = False,
@@ -156,7 +158,7 @@ def consensus(
     Args:
         x: rows (n, d), or (n,) for one number per worker; left as it is.
         mixing: a schedule, a mixing matrix, or a topology.
-        gamma: consensus step size γ of CHOCO-Gossip; the compressor's start value if None.
+        gamma: consensus step size γ of CHOCO-Gossip; the compressor's start value if None, "auto" for a probe.
         history: also return (1/n) Σ ‖x_i − x̄‖² after each round, (rounds,) float64.
         force: allow weights that do not preserve the average, with a warning.
 
@@ -176,6 +178,7 @@ def consensus(
     check(algorithm, schedule, force=force)
     net = Network(schedule, seed=seed)
     rows = x.detach().reshape(len(x), -1).clone(memory_format=torch.contiguous_format)
+    algorithm = resolved(algorithm, schedule, rows.shape[1])
     state = algorithm.init(rows)
     distances = []
     for k in range(rounds):

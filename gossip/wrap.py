@@ -21,6 +21,7 @@ from .live import LiveOptimizer
 from .network import Network
 from .placement import Placement
 from .plan import verify
+from .probe import resolved
 from .row import ModelRow
 from .transport import TIMEOUT, Transport, connect
 
@@ -175,6 +176,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             "schedule": schedule.digest,
         }
         transport.agree(facts)
+        self.algorithm = algorithm = resolved(algorithm, schedule, row.layout.d, row.layout)
         placement = Placement.even(schedule.n, transport.size, transport.rank)
         verify(schedule, placement.blocks, plans=64)
         self.net = Network(schedule, placement, transport, seed)
