@@ -114,7 +114,7 @@ def signs(x: Tensor, count: Tensor | None = None) -> Tensor:
             above.copy_(part >= 0)
         if count is not None:
             count[tile.rows] += above.sum(1)
-        packer.pack(packed[tile.rows], tile.start, n, d)
+        packer.pack(tile.among(packed), tile.start, n, d)
     return packed
 
 
@@ -153,7 +153,7 @@ def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | N
             codes.copy_(flat)
         if form.cyclic:
             codes.bitwise_and_(form.base - 1)
-        packer.pack(packed[tile.rows], tile.start, count, d)
+        packer.pack(tile.among(packed), tile.start, count, d)
     return packed
 
 

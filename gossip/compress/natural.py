@@ -61,7 +61,7 @@ class Natural:
             u.copy_(bits(tile.rows, tile.start, count)).bitwise_and_(0xFFFF).bitwise_left_shift_(mantissa - 16)
             v.add_(u.bitwise_or_(1 << (mantissa - 17)))  # carries into the exponent as often as the mantissa says
             packer.room(len(part), count).copy_(v.bitwise_right_shift_(mantissa))
-            packer.pack(packed[tile.rows], tile.start, count, d)
+            packer.pack(tile.among(packed), tile.start, count, d)
         return Exponents(packed, d, x.dtype)
 
     gamma = 0.9  # on Gaussian rows a ring of 25 stands up to 1.3

@@ -27,13 +27,16 @@ class Tile(NamedTuple):
 
     def of(self, x: Tensor) -> Tensor:
         """The tile of x (m, d), a view: (r, numbers), or (r, buckets, numbers) if it has several."""
-        rows = x if self.rows.stop - self.rows.start == len(x) else x[self.rows]
-        part, many = rows.narrow(1, self.start, self.stop - self.start), self.last - self.first
+        part, many = self.among(x).narrow(1, self.start, self.stop - self.start), self.last - self.first
         return part if many == 1 else part.unflatten(1, (many, -1))
+
+    def among(self, x: Tensor) -> Tensor:
+        """The tile's rows of x (m, …)."""
+        return x if self.rows.stop - self.rows.start == len(x) else x[self.rows]
 
     def each(self, scale: Tensor) -> Tensor:
         """The tile of a number per bucket (m, buckets), to be broadcast along `of`."""
-        part = scale[self.rows, self.first : self.last]
+        part = self.among(scale).narrow(1, self.first, self.last - self.first)
         return part if self.last - self.first == 1 else part[:, :, None]
 
 
