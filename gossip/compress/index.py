@@ -36,7 +36,7 @@ def pack(index: Tensor, d: int) -> Tensor:
         return pack_bits(_marks(index, d))
     high = _marks((index >> l) + torch.arange(k, device=index.device), _high_bits(d, k, l))
     planes = torch.empty(m, l, k, dtype=torch.bool, device=index.device)
-    small = index.to(torch.int32)  # the low bits are all that matters
+    small = index.to(torch.int32) if l < 32 else index  # the low bits are all that matters
     for j in range(l):
         planes[:, j] = (small & (1 << j)).bool()
     return torch.cat((pack_bits(high), pack_bits(planes.flatten(1))), 1)

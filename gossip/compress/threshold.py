@@ -68,8 +68,8 @@ class Threshold:
 
     @property
     def gamma(self) -> float:
-        """Start value of γ: a fifth of the threshold, as measured on Gaussian rows on a ring of 25."""
-        return 0.2 * self.threshold
+        """Start value of γ: 4 · ratio · (1 − threshold), half of what Gaussian rows on a ring of 25 stand at the defaults."""
+        return min(1.0, max(1e-3, 4 * self.ratio * (1 - self.threshold)))
 
     def delta(self, d: int) -> float:
         """δ = 1/d; 0 if not `relative`."""
