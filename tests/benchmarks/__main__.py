@@ -2,10 +2,18 @@
 
 import sys
 
-from . import asynchronous, cost, engine, hosts, spectra, wire
+from . import asynchronous, compress, cost, engine, hosts, spectra, wire
 from .harness import table
 
-GROUPS = {"asynchronous": asynchronous, "cost": cost, "engine": engine, "hosts": hosts, "spectra": spectra, "wire": wire}
+GROUPS = {
+    "asynchronous": asynchronous,
+    "compress": compress,
+    "cost": cost,
+    "engine": engine,
+    "hosts": hosts,
+    "spectra": spectra,
+    "wire": wire,
+}
 
 
 def main(wanted: list[str]) -> None:
