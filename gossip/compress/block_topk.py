@@ -61,7 +61,7 @@ class BlockTopK:
 
     @property
     def gamma(self) -> float:
-        """Start value of γ: twice the ratio. On Gaussian rows, whose blocks differ little, a ring of 25 stands up to 2.8 times."""
+        """Start value of γ: twice the ratio. On Gaussian rows, with blocks all alike, a ring of 25 stands 2.8 times."""
         return min(1.0, 2 * self.ratio)
 
     def kept(self, d: int) -> int:
