@@ -41,7 +41,7 @@ class Oracle:
         self.model, self.loss = copy.deepcopy(model).train(), loss
         self._frozen = copy.deepcopy(model).eval()
         self._vectorised = True
-        self._g = torch.empty(0, self.layout.d, dtype=self.layout.dtype, device=self.layout.device)
+        self._g = self._room = torch.empty(0, self.layout.d, dtype=self.layout.dtype, device=self.layout.device)
         self._views: list[Tensor] = []
 
     def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,9 @@ class Oracle:
             keys: (m,) int64, the randomness of each row's random layers (dropout), see `gossip.rng`.
         """
         if len(self._g) != len(x) or self._g.dtype != x.dtype:
-            self._g = torch.empty_like(x, memory_format=torch.contiguous_format)
+            if len(self._room) < len(x) or self._room.dtype != x.dtype:
+                self._room = torch.empty_like(x, memory_format=torch.contiguous_format)
+            self._g = self._room[: len(x)]  # fresh memory for every other number of rows would cost page faults
             self._views = list(self.layout.views(self._g).values())
         if self._vectorised:
             try:
