@@ -19,7 +19,7 @@ class Work(Protocol):
     def __call__(self, workers: Tensor, steps: Tensor) -> Tensor: ...
 
 
-def at_least_zero(name: str, value: float) -> None:
+def _at_least_zero(name: str, value: float) -> None:
     """Refuse what is no time."""
     if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
         raise ValueError(f"{name}={value!r} is not a number of at least 0: give it in seconds")
@@ -42,7 +42,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         for value in self.seconds if isinstance(self.seconds, Sequence) else (self.seconds,):
-            at_least_zero("seconds", value)
+            _at_least_zero("seconds", value)
 
     def __call__(self, workers: Tensor, steps: Tensor) -> Tensor:
         if not isinstance(self.seconds, Sequence):
@@ -78,7 +78,7 @@ class Exponential:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least_zero("least", self.least)
+        _at_least_zero("least", self.least)
         if not self.least <= self.seconds < math.inf:
             raise ValueError(
                 f"seconds={self.seconds!r} is below least={self.least!r}, or not finite: it is the mean of a step's time, "
@@ -111,8 +111,8 @@ class LogNormal:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least_zero("seconds", self.seconds)
-        at_least_zero("sigma", self.sigma)
+        _at_least_zero("seconds", self.seconds)
+        _at_least_zero("sigma", self.sigma)
 
     def __call__(self, workers: Tensor, steps: Tensor) -> Tensor:
         z = rng.normal(rng.key(self.seed, "work", workers, steps), 1)[:, 0]

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 import gossip
 import graphs
 from experiments import compare, records, trainer
+from experiments.studies import where_gossip_wins
 from experiments.train import run
 from gossip import Cost, Links, Sent, Timeline, work
 from gossip.timeline import _Cards
@@ -402,3 +403,47 @@ def test_an_all_reduce_and_a_server_by_name(tmp_path):
         )
         last = records.read(tmp_path / average).rows[-1]
         assert last["simulated"] == pytest.approx(rounds * (0.01 + seconds), rel=1e-6)
+
+
+# -- studies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("study", "n"), [("where_gossip_wins", 16), ("arpanet_1969", 4), ("geant_2012", 37)])
+def test_the_studies_can_be_made(study, n):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = OmegaConf.to_container(compose("train", [f"study={study}", "recipe=choco_sign"]), resolve=True)
+    setup = trainer.build(made)
+    assert setup.schedule.n == n
+    if setup.cost is not None:
+        far = max(setup.topology.lengths.tolist()) / 2e5
+        assert gossip.seconds_per_round(setup.cost, setup.topology, 0.0) == pytest.approx(0.01 + far, rel=1e-6)
+
+
+def test_the_map_of_where_gossip_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(where_gossip_wins, "TARGET", 0.05)
+    few = ("n=4", "rounds=4", "evaluate_every=1", "track=off", "progress=false", "task.model.hidden=[8]")
+    for k, more in enumerate(
+        (("recipe=dpsgd",), ("recipe=dpsgd", "schedule=one_peer_exponential"), ("recipe=allreduce",))
+    ):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            made = OmegaConf.to_container(compose("train", ["study=where_gossip_wins", *few, *more]), resolve=True)
+        run(made, tmp_path / str(k))
+    rounds, n, bytes = where_gossip_wins.needed(tmp_path)
+    assert (n, bytes) == (4, 4 * (64 * 8 + 8 + 80 + 10))
+    assert all(0 <= r <= 4 for r in rounds.values())
+    per_round = where_gossip_wins.seconds(n, bytes)
+    for name, graph, average in (
+        ("ring", graphs.ring(4), False),
+        ("one-peer", graphs.one_peer_exponential(4), False),
+        ("all-reduce", graphs.ring(4), True),
+    ):
+        latency, rate = where_gossip_wins.LATENCIES[30], where_gossip_wins.RATES[40]
+        cost = Cost(work.Constant(where_gossip_wins.WORK), Links(latency, nic=rate))
+        simulated = gossip.seconds_per_round(cost, graph, bytes, all_reduce=average)
+        assert per_round[name][30, 40] == pytest.approx(simulated, rel=1e-9)
+    rounds = {name: max(r, 1.0) for name, r in rounds.items()}
+    assert len(where_gossip_wins.figure(per_round, rounds, n, bytes).axes) == 5  # four maps and their scale
+    assert "WAN" in where_gossip_wins.table(per_round, rounds)
+    monkeypatch.setattr(where_gossip_wins, "TARGET", 1.1)
+    with pytest.raises(ValueError, match="give it more rounds"):
+        where_gossip_wins.needed(tmp_path)

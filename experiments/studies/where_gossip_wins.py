@@ -7,7 +7,6 @@ obey this: `make bench`), but gossip needs more of them. So there are two maps: 
 for which the rounds are those of real runs on data split unevenly.
 """
 
-import math
 import subprocess
 import sys
 import time
@@ -38,7 +37,10 @@ def sweep(folder: Path, overrides: list[str]) -> None:
 
 
 def needed(folder: Path) -> tuple[dict[str, float], int, float]:
-    """Mean rounds to the target of each method (infinite if a seed never gets there), n, and the bytes of a model."""
+    """Mean rounds to the target of each method, n, and the bytes of a model.
+
+    Raises ValueError if a run never gets there.
+    """
     rounds: dict[str, list[float]] = {name: [] for name in METHODS}
     n, bytes = 0, 0.0
     for run in find(folder)[0]:
@@ -48,7 +50,10 @@ def needed(folder: Path) -> tuple[dict[str, float], int, float]:
         else:
             name = "one-peer" if "one_peer" in run.config["schedule"]["_target_"] else "ring"
             bytes = run.rows[-1]["bits"] / 8 / run.rows[-1]["round"] / (1 if name == "one-peer" else 2)
-        rounds[name].append(next((row["round"] for row in run.rows if row[KEY] >= TARGET), math.inf))
+        reached = next((row["round"] for row in run.rows if row[KEY] >= TARGET), None)
+        if reached is None:
+            raise ValueError(f"{run.folder}: {name} has not reached {KEY}={TARGET:g} by its end: give it more rounds")
+        rounds[name].append(reached)
     return {name: sum(r) / len(r) for name, r in rounds.items()}, n, bytes
 
 
