@@ -168,7 +168,13 @@ def _recorded(
 
         for row in begun:
             emit(row)
-        result = go(emit)
+        try:
+            result = go(emit)
+        except (gossip.NotFinite, launch.WorkerError) as error:  # a compressor refuses what is not finite
+            refused = re.search(r"(?:NotFinite: |^)(row .* NaN or an infinity[^:]*)", str(error))
+            if refused is None:
+                raise
+            result, wrong = None, [refused[1]]
         last = writer.last
         if wrong:
             reason = f"diverged: {wrong[0]}; lower optimizer.lr"

@@ -264,6 +264,37 @@ def test_a_run_whose_models_are_not_finite_stops_and_says_so(tmp_path):
     assert status["reason"] in said[-1]
 
 
+@pytest.mark.parametrize("kind", ["here", "workers"])
+def test_a_compressor_that_refuses_a_diverged_row_ends_the_run_with_its_record(tmp_path, kind):
+    """Long before the next evaluation."""
+    options = "algorithm=choco", "compressor=topk", "optimizer.lr=1e30", "rounds=1000", "evaluate_every=400"
+    run(config("task=quadratic", f"launch={kind}", *options), tmp_path)
+    record = records.read(tmp_path)
+    assert record.status["status"] == "diverged"
+    assert re.search(r"row \d+ of the \d+ rows to compress holds NaN or an infinity", record.status["reason"])
+    assert [row["round"] for row in record.rows] == [0]
+
+
+def test_a_run_that_explodes_stops_before_its_models_are_not_finite(tmp_path):
+    said = []
+    options = "algorithm=choco", "compressor=randk", "algorithm.gamma=1.5", "rounds=4000", "evaluate_every=1"
+    run(config("task=quadratic", *options), tmp_path, say=said.append)
+    record = records.read(tmp_path)
+    assert record.status["status"] == "diverged"
+    assert "consensus/distance is " in record.status["reason"]
+    assert "lower optimizer.lr or algorithm.gamma" in record.status["reason"]
+    distances = [row["consensus/distance"] for row in record.rows]
+    assert math.isfinite(distances[-1])
+    assert distances[-1] > 1e6 * max(distances[:4]) > distances[-2]
+    assert said[0].startswith("warning: algorithm.gamma=1.5 is beyond the stability limit")
+
+
+def test_gamma_auto_is_found_before_the_run_and_on_record(tmp_path):
+    run(config("task=quadratic", "algorithm=choco", "compressor=sign", "algorithm.gamma=auto"), tmp_path)
+    found = records.read(tmp_path).header["config"]["algorithm"]["gamma"]
+    assert 0.2 < found <= 1
+
+
 @pytest.mark.parametrize(("compressor", "gamma"), [("identity", 1.0), ("topk", 0.04), ("randk", 0.01), ("sign", 0.5)])
 def test_choco_starts_from_the_gamma_of_its_compressor(compressor, gamma):
     setup = trainer.build(config("algorithm=choco", f"compressor={compressor}"))
