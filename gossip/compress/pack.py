@@ -46,7 +46,7 @@ def octets(base: int, d: int) -> int:
 
 
 class Views(NamedTuple):
-    """A packer's buffers in one shape: codes, the same padded, as int8, one plane, and these as wide integers, of numpy on a CPU."""
+    """A packer's buffers in one shape: codes, the same padded, as int8, one plane, and wide integers (numpy's on a CPU)."""
 
     codes: Tensor
     full: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..plan import Block
 from .payload import refuse_non_finite
 
-TILE = 5 << 14  # numbers; of each of the few buffers that a loop over tiles holds
+TILE = 5 << 15  # numbers; of each of the few buffers that a loop over tiles holds
 _ALIGN = 40  # tiles start at multiples of it, so at whole bytes of every packing, and at whole words of keyed bits
 
 
@@ -167,8 +167,11 @@ def reach(dtype: torch.dtype) -> float:
 def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
     """(m, d) to (m, buckets) float64: the p-norm of each, p in 1, 2, ∞; summed up in the rows' own precision, tile by tile."""
     m, d = x.shape
-    found = torch.zeros(m, buckets(d, bucket), dtype=torch.float64)
-    kind = working(x.dtype)
+    kind, many = working(x.dtype), buckets(d, bucket)
+    if is_long(d) and many == 1:
+        room = torch.empty(TILE, dtype=kind, device=x.device)
+        return torch.stack([_norm(row, p, room) for row in x])[:, None]
+    found = torch.zeros(m, many, dtype=torch.float64, device=x.device)
     room = Room(height(m, d) * width(m, d), kind, device=x.device)
     for tile in tiles(m, d, bucket):
         part, into = tile.of(x), found[tile.rows, tile.first : tile.last]
@@ -176,21 +179,28 @@ def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
             (scratch,) = room(*part.shape)
             part = torch.abs(part, out=scratch) if x.dtype == kind else scratch.copy_(part).abs_()
         if p == 1:
-            size = part.sum(-1)
-        elif p == 2:  # torch.dot takes half as long, of single rows
-            alone = is_long(d) and part.ndim == 2
-            size = (
-                torch.dot(part[0], part[0]) if alone else torch.linalg.vector_norm(part, 2, dim=-1).double().square_()
-            )
+            into.add_(part.sum(-1).view(into.shape))
+        elif p == 2:
+            into.add_(torch.linalg.vector_norm(part, 2, dim=-1).double().square_().view(into.shape))
         else:
-            size = torch.maximum(part.amax(-1), part.amin(-1).neg_())
-        if size.numel() == 1:
-            value = float(size)
-            into.fill_(float(into) + value if p != torch.inf else max(float(into), value))
+            size = torch.maximum(part.amax(-1), part.amin(-1).neg_()).double()
+            torch.maximum(into, size.view(into.shape), out=into)
+    return found.sqrt_() if p == 2 else found
+
+
+def _norm(row: Tensor, p: float, room: Tensor) -> Tensor:
+    """The same of one long row, with few calls."""
+    sizes = []
+    for part in row.split(TILE):
+        if p == 1 or part.dtype != room.dtype:
+            scratch = room[: len(part)]
+            part = torch.abs(part, out=scratch) if part.dtype == room.dtype else scratch.copy_(part).abs_()
+        if p == torch.inf:
+            sizes.append(torch.maximum(part.amax(), part.amin().neg_()))
         else:
-            size = size.double().view(into.shape).to(into.device)
-            into.copy_(torch.maximum(into, size) if p == torch.inf else into + size)
-    return (found.sqrt_() if p == 2 else found).to(x.device)
+            sizes.append(part.sum() if p == 1 else torch.dot(part, part))
+    total = torch.stack(sizes).double()
+    return total.amax() if p == torch.inf else total.sum() if p == 1 else total.sum().sqrt()
 
 
 def measured(x: Tensor, measure: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
