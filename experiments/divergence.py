@@ -31,7 +31,8 @@ class Divergence:
                 continue
             most = max(early, default=0.0)
             if early and abs(value) > GROWTH * max(most, _FLOOR[name]):
-                return f"{name} is {value:.3g} at round {row['round']}, over {GROWTH:.0e} times the largest early value, {most:.3g}"
+                when = f"{name} is {value:.3g} at round {row['round']}"
+                return f"{when}, over {GROWTH:.0e} times the largest early value, {most:.3g}"
             if len(early) < _EARLY and value:
                 early.append(abs(value))
         return None

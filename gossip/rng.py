@@ -145,7 +145,7 @@ def _distinct(key: int, d: int, k: int) -> np.ndarray:
 
     if 16 * k > d:
         found = np.zeros(d, bool)
-        while missing := k - np.count_nonzero(found):
+        while missing := k - int(np.count_nonzero(found)):
             found[draw(missing)] = True
         return np.flatnonzero(found)
     index = np.sort(draw(k))
