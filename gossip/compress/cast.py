@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..plan import Block
 from . import tiles
-from .payload import Payload
+from .payload import Payload, refuse_non_finite
 from .tiles import Room, Tile, height, ldexp, measured, norms, reach, width, working
 
 
@@ -66,6 +66,8 @@ class Cast:
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Narrow:
         """Compress each row of (m, d)."""
         (m, d), kind, form = x.shape, working(x.dtype), FORMATS[self.dtype]
+        if self.dtype == "bfloat16" and kind == torch.float32:
+            return self._plainly(x)
         x, size, lift = measured(x, partial(norms, p=torch.inf if self.dtype == "float8_e4m3fn" else 2))
         e = torch.frexp(size).exponent - form.top
         factor = torch.exp2(-e.double()).to(kind).masked_fill_(size * reach(x.dtype) < 1, 0)
@@ -77,6 +79,18 @@ class Cast:
             tile.of(data).copy_(torch.mul(part, tile.each(factor), out=scratch))
         e = e if lift is None else e + lift[:, None]
         return Narrow(data if form.dtype.itemsize > 1 else data.view(torch.uint8), _power(e, kind), self.dtype, x.dtype)
+
+    def _plainly(self, x: Tensor) -> Narrow:
+        """bfloat16 has the range of float32: nothing to measure, and a sum tells whether all is finite."""
+        data = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+        total = torch.zeros(len(x), 1, device=x.device)
+        for tile in tiles.tiles(*x.shape):
+            part = tile.of(x)
+            tile.of(data).copy_(part)
+            tile.among(total).add_(part.sum(1, keepdim=True, dtype=torch.float32))
+        if not total.isfinite().all():  # or it has overflown
+            refuse_non_finite(data.isfinite().all(1))
+        return Narrow(data, torch.ones(len(x), 1, device=x.device), self.dtype, x.dtype)
 
     gamma = 1.0  # on Gaussian rows a ring of 25 stands up to 1.3
 

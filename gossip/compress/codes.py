@@ -100,9 +100,10 @@ class Codes(Payload):
         tiles.add_to(self, into)
 
 
-def signs(x: Tensor, count: Tensor | None = None) -> Tensor:
-    """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,)."""
+def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+    """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
     m, d = x.shape
+    room = Room(height(m, d) * width(m, d) if total is not None else 0, working(x.dtype), device=x.device)
     packer = Packer(height(m, d), width(m, d), 2, x.device)
     packed = torch.empty(m, octets(2, d), dtype=torch.uint8, device=x.device)
     for tile in tiles.tiles(m, d):
@@ -114,6 +115,10 @@ def signs(x: Tensor, count: Tensor | None = None) -> Tensor:
             above.copy_(part >= 0)
         if count is not None:
             count[tile.rows] += above.sum(1)
+        if total is not None:  # here, where the tile is in the cache
+            (scratch,) = room(*part.shape)
+            part = torch.abs(part, out=scratch) if x.dtype == scratch.dtype else scratch.copy_(part).abs_()
+            tile.among(total).add_(part.sum(1, keepdim=True))
         packer.pack(tile.among(packed), tile.start, n, d)
     return packed
 
