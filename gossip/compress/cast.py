@@ -82,15 +82,15 @@ class Cast:
 
     def _plainly(self, x: Tensor) -> Narrow:
         """bfloat16 has the range of float32: nothing to measure, and a sum tells whether all is finite."""
-        data = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-        total = torch.zeros(len(x), 1, device=x.device)
-        for tile in tiles.tiles(*x.shape):
+        m, d = x.shape
+        data, total = torch.empty(m, d, dtype=torch.bfloat16, device=x.device), torch.zeros(m, 1, device=x.device)
+        for tile in tiles.tiles(m, d):
             part = tile.of(x)
             tile.of(data).copy_(part)
             tile.among(total).add_(part.sum(1, keepdim=True, dtype=torch.float32))
         if not total.isfinite().all():  # or it has overflown
             refuse_non_finite(data.isfinite().all(1))
-        return Narrow(data, torch.ones(len(x), 1, device=x.device), self.dtype, x.dtype)
+        return Narrow(data, torch.ones(m, 1, device=x.device), self.dtype, x.dtype)
 
     gamma = 1.0  # on Gaussian rows a ring of 25 stands up to 1.3
 
