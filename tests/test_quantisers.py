@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gossip
+import graphs
 from gossip import (
     QSGD,
     Cast,
@@ -339,6 +340,28 @@ def test_a_diverged_row_is_refused_by_name(compressor, bad, d):
     with pytest.raises(NotFinite, match="row 1 of the 3 rows to compress holds NaN or an infinity") as caught:
         compressor(x, keys(3))
     assert caught.value.row == 1
+
+
+def test_the_worker_that_diverged_is_named_before_anything_is_sent():
+    """One infinite gradient at round 3 on worker 1 (pytorch 49374): refused there, x̂ as it was, nothing on the meter."""
+
+    def gradient(x, workers, step):
+        g = x.clone()
+        g[workers == 1] = math.inf if step == 3 else 1.0
+        return g
+
+    net = gossip.Network(graphs.static(graphs.metropolis(graphs.ring(4))))
+    algorithm = gossip.Choco(compressor=QSGD(rescaled=True))
+    state = algorithm.init(torch.ones(4, 6))
+    rounds = gossip.lockstep(algorithm, lambda x, step: gradient(x, net.rows, step), net, state, 10)
+    for _ in range(3):
+        _, state = next(rounds)
+    hat, bits = state.hat.clone(), net.meter.bits.clone()
+    with pytest.raises(NotFinite, match=r"row 1 \(worker 1\) of the 4 rows"):
+        next(rounds)
+    assert torch.equal(state.hat, hat)
+    assert hat.isfinite().all()
+    assert torch.equal(net.meter.bits, bits)
 
 
 @each

@@ -101,12 +101,17 @@ def kept(ratio: float, d: int) -> int:
 class NotFinite(ValueError):
     """A row to compress holds NaN or an infinity: the run has diverged. `row` is the first such row."""
 
-    def __init__(self, row: int, rows: int, bad: int) -> None:
+    def __init__(self, row: int, rows: int, bad: int, worker: int | None = None) -> None:
+        who = f"row {row}" if worker is None else f"row {row} (worker {worker})"
         super().__init__(
-            f"row {row} of the {rows} rows to compress holds NaN or an infinity ({bad} rows do): the run has "
+            f"{who} of the {rows} rows to compress holds NaN or an infinity ({bad} rows do): the run has "
             "diverged, so use a smaller learning rate or a smaller gamma"
         )
-        self.row = row
+        self.row, self.rows, self.bad = row, rows, bad
+
+    def of(self, workers: Tensor) -> NotFinite:
+        """The same, with the worker named; `workers` are the ids of the rows."""
+        return NotFinite(self.row, self.rows, self.bad, int(workers[self.row]))
 
 
 def refuse_non_finite(finite: Tensor) -> None:
