@@ -316,19 +316,12 @@ class Run:
                 "updates and seconds are both infinite: an asynchronous run has no end of its own, so give one"
             )
         trace = self.trace
-        while trace.updates < updates and trace.next_time <= seconds:
-            events: list[Event] = []
-            while trace.updates < updates and trace.next_time <= seconds and len(events) < self._window:
-                events += trace.advance()
-            for wave in self._waves(events):
-                if wave[0].link is not None and wave[0].link[0] == "server":
-                    for event in wave:
-                        self._push_gradient(event)
-                elif self.meet == "server":
-                    for event in wave:
-                        self._fetch(event)
-                else:
-                    self._carry_out(wave)
+        planned: list[Event] = []  # has happened in the trace and was not carried out yet
+        more = True
+        while more:
+            while (more := trace.updates < updates and trace.next_time <= seconds) and len(planned) < self._window:
+                planned += trace.advance()
+            planned = self._carry_out(planned, rest=more)
         self.net.leave()
 
     def table(self, round: int = 0) -> dict[str, Any]:
@@ -351,36 +344,56 @@ class Run:
 
     # -- what may be done together ---------------------------------------------------------------------------------
 
-    def _waves(self, events: list[Event]) -> list[list[Event]]:
-        """Events in an order that their workers cannot tell from that of their times, in waves of disjoint workers.
+    def _turns(self, events: list[Event]) -> list[dict[tuple, list[Event]]]:
+        """Events in an order that their workers cannot tell from that of their times: turns of waves of disjoint workers.
 
-        First all that need no gradient begun in this window, then all that need but the first such gradient of each worker,
-        and so on, so that gradients are evaluated as many at a time as possible.
+        The first turn needs no gradient that is begun in these events, the second only such as are begun in the first, and
+        so on: gradients are evaluated once a turn, as many at a time as possible.
         """
         n = self.graph.n
         turn, level, needs = [0] * (n + 1), [-1] * (n + 1), [0] * n  # the server is n
-        waves: dict[tuple, list[Event]] = {}
+        server = {n} if self.meet == "server" else set()
+        turns: list[dict[tuple, list[Event]]] = []
         for event in events:
-            concerned = {*event.rows, *event.steps, *event.begins} | ({n} if self.meet == "server" else set())
+            concerned = {*event.rows, *event.steps, *event.begins} | server
             now = 0
             for w in concerned:
                 now = max(now, turn[w])
             for w in event.steps:
                 now = max(now, needs[w])
-            depth = 1 + max(level[w] if turn[w] == now else -1 for w in concerned)
+            depth = 1 + max([level[w] for w in concerned if turn[w] == now], default=-1)
             for w in concerned:
                 turn[w], level[w] = now, depth
             for w in event.begins:
                 needs[w] = now + 1
-            kind = (bool(event.rows), bool(event.steps), event.first)
-            waves.setdefault((now, depth, *kind), []).append(event)
-        size = self._together
-        return [w[i : i + size] for _, w in sorted(waves.items()) for i in range(0, len(w), size)]
+            if now == len(turns):
+                turns.append({})
+            kind = depth, bool(event.rows), bool(event.steps), event.first
+            turns[now].setdefault(kind, []).append(event)
+        return turns
+
+    def _carry_out(self, events: list[Event], rest: bool) -> list[Event]:
+        """Carry out the events; if a `rest` may be left for later, only about the first half, in full turns; returns it."""
+        done, size = 0, self._together
+        turns = self._turns(events)
+        for number, turn in enumerate(turns):
+            if rest and 2 * done > len(events):
+                left = [event for later in turns[number:] for wave in later.values() for event in wave]
+                return sorted(left, key=lambda event: event.number)
+            for _, wave in sorted(turn.items()):
+                for i in range(0, len(wave), size):
+                    self._fire(wave[i : i + size])
+                done += len(wave)
+        return []
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, wave: list[Event]) -> None:
+    def _fire(self, wave: list[Event]) -> None:
         """Events of one kind whose workers are disjoint."""
+        if self.meet == "server":
+            for event in wave:
+                self._push_gradient(event) if event.steps else self._fetch(event)
+            return
         self._meetings += 1
         mixes, first = bool(wave[0].rows), wave[0].first
         pairs = HALF if self.meet == "average" else PUSH
