@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 import gossip
 import graphs
 from experiments import launch, schema
-from experiments.trainer import build
+from experiments.trainer import Setup, build
 
 USAGE = """python -m experiments.calibrate out=cost.yaml [trace=steps.csv] [seconds=1] [any option of experiments.train]
 
@@ -209,30 +209,33 @@ def _seconds(f: Callable[[], object], repeat: int) -> float:
 
 
 def steps(
-    config: Mapping[str, Any], worker: int, transport: gossip.Transport | None = None, seconds: float = 1.0
+    setup: Setup,
+    worker: int,
+    transport: gossip.Transport | None = None,
+    seconds: float = 1.0,
+    local_steps: int = 1,
 ) -> list[float]:
     """Seconds of each of one worker's local steps: gradient, optimizer, and what the algorithm does before it sends.
 
     With a transport, all processes begin together, so that cores and memory are shared as in a real run.
     """
-    task, algorithm, *_ = build(config)
+    task, algorithm = setup.task, setup.algorithm
     net = gossip.Network(graphs.as_schedule(graphs.complete(1)))
     me, taken = torch.tensor([worker % task.n]), []
-    local = config["local_steps"]
 
     def oracle(x: torch.Tensor, step: int) -> torch.Tensor:
         return task.gradient(x, me, step)[0]
 
     with torch.no_grad():
         state = algorithm.init(task.initial()[None].clone())
-        clock = gossip.lockstep(algorithm, oracle, net, state, 10**9, 0, local)
+        clock = gossip.lockstep(algorithm, oracle, net, state, 10**9, 0, local_steps)
         for _ in range(3):  # the first steps compile and allocate
             next(clock)
         if transport is not None:
             transport.barrier()
         begun = time.perf_counter()
         while len(taken) < 10 or (time.perf_counter() - begun < seconds and len(taken) < 1000):
-            taken.append(_seconds(lambda: next(clock), 1) / local)
+            taken.append(_seconds(lambda: next(clock), 1) / local_steps)
     return taken
 
 
@@ -240,7 +243,7 @@ def measure(
     rank: int, transport: gossip.Transport, send: Any, config: Mapping[str, Any], seconds: float
 ) -> tuple[Any, Measured]:
     """One process's share: its steps, then the exchanges with the others. Returns all workers' steps."""
-    every = transport.gather(steps(config, rank, transport, seconds))
+    every = transport.gather(steps(build(config), rank, transport, seconds, config["local_steps"]))
     return every, exchanges(transport, seconds)
 
 

@@ -33,7 +33,7 @@ METHODS = {
     "all-reduce": ("algorithm=allreduce",),
     "CHOCO top-k 1 %": ("algorithm=choco", "compressor=topk"),
 }
-TURNS, SECONDS = 3, 1.5  # calibrating a method's steps and measuring its rounds take turns, so many times, so long
+TURNS, SECONDS = 7, 1.0  # calibrating a method's steps and measuring its rounds take turns, so many times, so long
 
 
 def config(method: str) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def stopwatch(setup: Any, transport: gossip.Transport) -> Callable[[], float]:
         return max(transport.gather(time.perf_counter() - begun)) / count
 
     rounds(2)
-    return lambda: rounds(2 * max(1, min(20, int(SECONDS / rounds(2) / 2))))  # whole periods
+    count = 2 * max(1, min(20, int(SECONDS / rounds(2) / 2)))  # whole periods
+    return lambda: rounds(count)
 
 
 def everything() -> None:
@@ -69,10 +70,10 @@ def everything() -> None:
     exchanges = calibrate.exchanges(transport)
     found: dict[str, Any] = {"exchanges": exchanges, "methods": {}}
     for method in METHODS:
-        settings = config(method)
-        measure = stopwatch(build(settings), transport)
+        setup = build(config(method))
+        measure = stopwatch(setup, transport)
         found["methods"][method] = [
-            (transport.gather(calibrate.steps(settings, transport.rank, transport, SECONDS / 3)), measure())
+            (transport.gather(calibrate.steps(setup, transport.rank, transport, SECONDS / 3)), measure())
             for _ in range(TURNS)
         ]
     if transport.rank == 0:
