@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ COPIES = [  # copies of time that compressing and adding what arrived may take
     (EIGHT_BITS, 12),
 ]
 
-WIRE: list[tuple[object, Callable[[int], float], str]] = [  # bits of a message of d numbers in float32
+WIRE: list[tuple[Any, Callable[[int], float], str]] = [  # bits of a message of d numbers in float32
     (gossip.TopK(0.01, indices="plain"), lambda d: 64 * round(0.01 * d), "(32 + 32) k"),
     (gossip.RandK(0.01), lambda d: 32 * round(0.01 * d) + 64, "32 k + 64"),
     (gossip.Sign(), lambda d: d + 32, "d + 32"),
@@ -52,7 +53,7 @@ WIRE: list[tuple[object, Callable[[int], float], str]] = [  # bits of a message 
     (E4M3, lambda d: 8 * d + 32, "8 d + 32"),
 ]
 
-TABLE: list[tuple[str, object]] = [
+TABLE: list[tuple[str, Any]] = [
     ("TopK(0.01)", gossip.TopK(0.01)),
     ("RandK(0.01)", gossip.RandK(0.01)),
     ("Threshold()", gossip.Threshold()),
@@ -148,23 +149,28 @@ def error(compressor, g: Tensor, draws: int = 10) -> float:
     return float(torch.stack(found).mean() / g.double().square().sum())
 
 
-def markdown(d: int = 10**7) -> str:
-    """The README's table."""
+def constant(compressor, d: int) -> str:
+    """δ of a contraction, ω of what is unbiased."""
+    if not getattr(compressor, "rescaled", False):
+        try:
+            return f"ω = {compressor.omega(d):.3g}"
+        except AttributeError:  # it has none, or is made of something that has none
+            pass
+    return f"δ = {compressor.delta(d):.3g}"
+
+
+def markdown(d: int = 10**7) -> Iterator[str]:
+    """The README's table, line by line."""
     torch.set_num_threads(1)
     found = gradients()
     size = found["digits MLP"].shape[1]
-    lines = [
-        f"| compressor | δ or ω, d = {size:,} | bits per number | error, digits | error, Fashion-MNIST | copies of time |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for name, c in TABLE:
-        compressor: object = c
-        unbiased = hasattr(compressor, "omega") and not getattr(compressor, "rescaled", False)
-        constant = f"ω = {compressor.omega(size):.3g}" if unbiased else f"δ = {compressor.delta(size):.3g}"  # type: ignore
+    yield f"| compressor | δ or ω, d = {size:,} | bits per number | error, digits | error, Fashion-MNIST | copies of time |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for name, compressor in TABLE:
         errors = [f"{error(compressor, g):.2g}" for g in found.values()]
-        bits = compressor(torch.randn(1, d), keys()).bits / d  # type: ignore
-        lines.append(f"| `{name}` | {constant} | {bits:.3g} | {' | '.join(errors)} | {copies(compressor, d, 3):.1f} |")
-    return "\n".join(lines)
+        bits = compressor(torch.randn(1, d), keys()).bits / d
+        time = copies(compressor, d, 3)
+        yield f"| `{name}` | {constant(compressor, size)} | {bits:.3g} | {' | '.join(errors)} | {time:.1f} |"
 
 
 def rows() -> Iterator[Row]:
@@ -183,9 +189,8 @@ def rows() -> Iterator[Row]:
         yield at_most(f"TopK 1 %, there and back, d={d:.0e}", "copy", copies(gossip.TopK(0.01), d, pairs), 8)
     d = 10**6
     x = torch.randn(1, d)
-    for made, formula, text in WIRE:
-        compressor: object = made
-        share = compressor(x, keys()).bits / formula(d)  # type: ignore
+    for compressor, formula, text in WIRE:
+        share = compressor(x, keys()).bits / formula(d)
         yield at_most(f"bits of {_short(compressor)}", text, share, 1.01)
     for name in ("TopK(0.01)", "Sign()", "QSGD(levels=7)", 'Cast("bfloat16")'):
         yield at_most(f"memory of {name} at d=1e7", "1.5 payloads and a mask", extra(name, 10**7), 1)
@@ -196,4 +201,5 @@ def _short(compressor) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())
+    for line in markdown():
+        print(line, flush=True)
