@@ -151,12 +151,13 @@ def error(compressor, g: Tensor, draws: int = 10) -> float:
 
 def constant(compressor, d: int) -> str:
     """δ of a contraction, ω of what is unbiased."""
-    if not getattr(compressor, "rescaled", False):
+    if not getattr(compressor, "rescaled", False) and getattr(compressor, "unbiased", True):
         try:
             return f"ω = {compressor.omega(d):.3g}"
         except AttributeError:  # it has none, or is made of something that has none
             pass
-    return f"δ = {compressor.delta(d):.3g}"
+    delta = compressor.delta(d)
+    return f"δ = {delta:.3g}" if delta < 0.99 else f"δ = 1 − {1 - delta:.2g}"
 
 
 def markdown(d: int = 10**7) -> Iterator[str]:
