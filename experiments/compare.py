@@ -262,7 +262,7 @@ def _groups(runs: list[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Ru
     parts = []
     for key in by:
         values = [records.setting(_get(r.config, key)) for r in runs]
-        names = _describe(values)
+        names = ["lockstep" if key == "clock" and not v else name for v, name in zip(values, _describe(values))]
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -387,7 +387,9 @@ def _get(config: Mapping[str, Any], key: str) -> Any:
 
 def _label(value: Any) -> str:
     if isinstance(value, Mapping):
-        return str(value["_target_"]).rsplit(".", 1)[-1] if "_target_" in value else "+".join(map(str, value))
+        if "_target_" in value or "kind" in value:
+            return str(value.get("_target_", value.get("kind"))).rsplit(".", 1)[-1]
+        return "+".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -32,7 +32,9 @@ class Sweep(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         point(folder)
         params = config.hydra.sweeper.get("params") or {}
-        overrides = list(config.hydra.overrides.task) + [f"{k}={v}" for k, v in params.items()]
+        given = list(config.hydra.overrides.task)
+        named = {override.partition("=")[0].lstrip("+") for override in given}
+        overrides = given + [f"{k}={v}" for k, v in params.items() if k not in named]
         definition = {"overrides": overrides, "versions": records.versions(), "git": records.git()}
         (folder / "sweep.json").write_text(json.dumps(records.encode(definition), indent=1) + "\n")
         self.bar = tqdm(total=_jobs(overrides), desc="sweep", unit="run", disable=not config.get("progress", True))

@@ -3,7 +3,6 @@
 python -m experiments.studies.demo [overrides of the sweep, for example seed=0 rounds=100]
 """
 
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,16 +13,10 @@ from hydra import compose, initialize_config_dir
 
 from experiments import schema, train
 from experiments.compare import compare
+from experiments.studies import sweep
 
 TARGET = 0.9
 CONF = Path(__file__).parents[1] / "conf"
-
-
-def sweep(folder: Path, overrides: list[str]) -> None:
-    """The sweep that `study=demo` defines."""
-    command = ["-m", "experiments.train", "-m", "study=demo", f"hydra.sweep.dir={folder}", *overrides]
-    print("$ python", *command, flush=True)
-    subprocess.run([sys.executable, *command], check=True)
 
 
 def table(folder: Path) -> None:
@@ -75,8 +68,7 @@ def placements(overrides: list[str]) -> float:
 def main(overrides: list[str]) -> None:
     """Sweep, compare, and check the placements."""
     torch.set_num_threads(1)
-    folder = Path("runs/demo") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    sweep(folder, overrides)
+    folder = sweep("demo", overrides)
     table(folder)
     gap = placements([o for o in overrides if o.startswith("rounds=")])
     print(f"largest difference between the two trajectories: {gap:.1e}")

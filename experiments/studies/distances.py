@@ -6,22 +6,14 @@ tuned on 16 workers.
 python -m experiments.studies.distances [overrides of both sweeps, for example seed=0 rounds=100]
 """
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 from experiments.compare import compare
+from experiments.studies import sweep
 
 TARGET = 0.9
 STUDIES = ("arpanet_1969", "geant_2012")
-
-
-def sweep(study: str, folder: Path, overrides: list[str]) -> None:
-    """The sweep that `study=…` defines."""
-    command = ["-m", "experiments.train", "-m", f"study={study}", f"hydra.sweep.dir={folder}", *overrides]
-    print("$ python", *command, flush=True)
-    subprocess.run([sys.executable, *command], check=True)
 
 
 def table(study: str, folder: Path) -> None:
@@ -46,9 +38,7 @@ def table(study: str, folder: Path) -> None:
 def main(overrides: list[str]) -> None:
     """Sweep and compare, one network after the other."""
     for study in STUDIES:
-        folder = Path("runs") / study / time.strftime("%Y-%m-%d_%H-%M-%S")
-        sweep(study, folder, overrides)
-        table(study, folder)
+        table(study, sweep(study, overrides))
 
 
 if __name__ == "__main__":

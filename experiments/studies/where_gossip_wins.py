@@ -7,9 +7,7 @@ obey this: `make bench`), but gossip needs more of them. So there are two maps: 
 for which the rounds are those of real runs on data split unevenly.
 """
 
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.compare import find
+from experiments.studies import sweep
 from gossip import cost
 
 if TYPE_CHECKING:
@@ -27,13 +26,6 @@ WORK = 0.01  # seconds of a local step
 LATENCIES, RATES = np.logspace(-5, 0, 101), np.logspace(4, 10, 121)  # seconds; bytes per second
 PLACES = {"data centre": (2e-5, 1.25e9), "LAN": (1e-4, 1.25e8), "WAN": (2e-2, 1.25e7), "radio": (5e-2, 1e5)}
 METHODS = ("ring", "one-peer", "all-reduce")
-
-
-def sweep(folder: Path, overrides: list[str]) -> None:
-    """The sweep that `study=where_gossip_wins` defines."""
-    command = ["-m", "experiments.train", "-m", "study=where_gossip_wins", f"hydra.sweep.dir={folder}", *overrides]
-    print("$ python", *command, flush=True)
-    subprocess.run([sys.executable, *command], check=True)
 
 
 def needed(folder: Path) -> tuple[dict[str, float], int, float]:
@@ -136,8 +128,7 @@ def table(per_round: Mapping[str, np.ndarray], rounds: Mapping[str, float]) -> s
 
 def main(overrides: list[str]) -> None:
     """Sweep, and draw the maps."""
-    folder = Path("runs/where_gossip_wins") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    sweep(folder, overrides)
+    folder = sweep("where_gossip_wins", overrides)
     rounds, n, bytes = needed(folder)
     per_round = seconds(n, bytes)
     print(f"\na round, and to {TARGET:.0%} of the average model's accuracy\n{table(per_round, rounds)}")
