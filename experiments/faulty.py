@@ -35,14 +35,15 @@ def train(
     with torch.no_grad():
         if seat is not None and seat.life:
             run.come_back()
-        elif run.round == 0:
-            run.evaluate()
-        lost = ""
-        while run.here and (lost or run.round < config["rounds"]):
+        lost, begun = "", seat is not None and seat.life > 0
+        while run.here and (lost or not begun or run.round < config["rounds"]):
             try:
                 if lost:
                     run.recover(lost)
-                    lost = ""
+                    lost, begun = "", True
+                elif not begun:
+                    run.evaluate()
+                    begun = True
                 else:
                     run.advance()
                     run.change()
