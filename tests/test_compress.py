@@ -29,7 +29,7 @@ def instances(cls) -> list:
     if "ratio" in {f.name for f in dataclasses.fields(cls)}:
         return [cls(ratio=r) for r in RATIOS]
     wraps = [f.name for f in dataclasses.fields(cls) if hasattr(f.default, "ratio")]
-    return [cls(**{name: TopK(r) for name in wraps}) for r in RATIOS] if wraps else [cls()]
+    return [cls(**{name: TopK(0.3) for name in wraps})]
 
 
 ALL = [c for cls in CLASSES for c in instances(cls)]

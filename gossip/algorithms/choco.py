@@ -11,6 +11,7 @@ from graphs import slem
 from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
 from ..compress.payload import compress, memory_of
+from ..gamma import check_gamma, step_size
 from ..network import Network
 from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
 
@@ -90,29 +91,3 @@ class Choco(Algorithm):
         net.receive(state.lag)  # lag_i += Σ_j W_ij q_j − q_i
         state.x.add_(state.lag, alpha=self.step)
         return state
-
-
-def check_gamma(gamma: float | str | None, compressor: Any) -> None:
-    """A consensus step size: a number in (0, 2], None where the compressor has a start value, or "auto"."""
-    if gamma == "auto":
-        return
-    if gamma is None and not hasattr(compressor, "gamma"):
-        raise ValueError(
-            f"gamma=None, and {type(compressor).__name__} names no start value (a property `gamma`): pass gamma, "
-            'near the compressor\'s δ at first, or gamma="auto"'
-        )
-    if isinstance(gamma, str) or not 0 < step_size(gamma, compressor) <= 2:
-        raise ValueError(
-            f"gamma={gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression and near the "
-            'compressor\'s δ for heavy compression, or let "auto" find it'
-        )
-
-
-def step_size(gamma: float | str | None, compressor: Any) -> float:
-    """γ as a number: as given, or the compressor's start value."""
-    if isinstance(gamma, str):
-        raise ValueError(
-            f'gamma="{gamma}" is found by a probe before the run: call gossip.resolved(algorithm, mixing, d), as '
-            "gossip.simulate, gossip.wrap and the command do"
-        )
-    return compressor.gamma if gamma is None else gamma

@@ -11,9 +11,9 @@ from graphs import slem
 from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
 from ..compress.payload import compress, memory_of
+from ..gamma import check_gamma, step_size
 from ..network import Network
 from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
-from .choco import check_gamma, step_size
 
 
 class State(NamedTuple):

@@ -10,9 +10,9 @@ from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
 from ..compress.identity import Dense
 from ..compress.payload import compress, memory_of
+from ..gamma import check_gamma, step_size
 from ..network import Network
 from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
-from .choco import check_gamma, step_size
 
 
 class State(NamedTuple):
@@ -59,7 +59,7 @@ class EFDPSGD(Algorithm):
         check_gamma(self.gamma, self.compressor)
         if not 0 <= self.discount <= 1:
             raise ValueError(
-                f"discount={self.discount!r} is not in [0, 1]: it is the share of the error that is fed back, 1 for all of it"
+                f"discount={self.discount!r} is not in [0, 1]: it is the share of the error that is fed back"
             )
 
     @property
@@ -68,14 +68,12 @@ class EFDPSGD(Algorithm):
         return step_size(self.gamma, self.compressor)
 
     def rate(self, W: Tensor) -> float | None:
-        """None: known without compression only, where it is D-PSGD's."""
-        return None
+        return None  # known without compression only, where it is D-PSGD's
 
     def init(self, x: Tensor) -> State:
-        zeros = torch.zeros_like
-        told = torch.zeros((), dtype=torch.int64)
-        own = memory_of(self.compressor, x)
-        return State(x, x.clone(), zeros(x), zeros(x), told, own, LocalOptimizer(self.optimizer, x))
+        zeros, told = torch.zeros_like, torch.zeros((), dtype=torch.int64)
+        own, opt = memory_of(self.compressor, x), LocalOptimizer(self.optimizer, x)
+        return State(x, x.clone(), zeros(x), zeros(x), told, own, opt)
 
     def compute(self, state: State, grad: Gradient) -> State:
         state.opt.step(state.x, grad(state.hat))
@@ -84,8 +82,7 @@ class EFDPSGD(Algorithm):
     def send(self, state: State, net: Network) -> None:
         if not state.told:
             state.told.fill_(1)
-            state.hat.copy_(state.x)
-            net.send(Dense(state.x.clone()))
+            net.send(Dense(state.hat.copy_(state.x).clone()))
             return
         state.x.add_(state.lag, alpha=self.step)
         torch.sub(state.x, state.hat, out=state.r)

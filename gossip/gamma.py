@@ -1,0 +1,29 @@
+"""The consensus step size γ of algorithms that compress: a number, the compressor's start value, or a probe's."""
+
+from typing import Any
+
+
+def check_gamma(gamma: float | str | None, compressor: Any) -> None:
+    """A consensus step size: a number in (0, 2], None where the compressor has a start value, or "auto"."""
+    if gamma == "auto":
+        return
+    if gamma is None and not hasattr(compressor, "gamma"):
+        raise ValueError(
+            f"gamma=None, and {type(compressor).__name__} names no start value (a property `gamma`): pass gamma, "
+            'near the compressor\'s δ at first, or gamma="auto"'
+        )
+    if isinstance(gamma, str) or not 0 < step_size(gamma, compressor) <= 2:
+        raise ValueError(
+            f"gamma={gamma!r} is not in (0, 2]: it is the consensus step size; start at 1 for light compression and near the "
+            'compressor\'s δ for heavy compression, or let "auto" find it'
+        )
+
+
+def step_size(gamma: float | str | None, compressor: Any) -> float:
+    """γ as a number: as given, or the compressor's start value."""
+    if isinstance(gamma, str):
+        raise ValueError(
+            f'gamma="{gamma}" is found by a probe before the run: call gossip.resolved(algorithm, mixing, d), as '
+            "gossip.simulate, gossip.wrap and the command do"
+        )
+    return compressor.gamma if gamma is None else gamma
