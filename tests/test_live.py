@@ -253,7 +253,7 @@ def wrapped(rank, size, store, speeds, choco, reweight):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**9)
     target = torch.full((1, 2), float(rank), dtype=torch.float64)
     ones = torch.ones(1, 1, dtype=torch.float64)
-    while optimizer.total < 1200:
+    while optimizer.total < 800:
         optimizer.zero_grad()
         loss = (model(ones) - target).square().sum() / 4
         loss.backward()
@@ -271,7 +271,7 @@ def wrapped(rank, size, store, speeds, choco, reweight):
     return reached, distance, report
 
 
-@pytest.mark.parametrize("choco", [False, True], ids=["dense", "top-k"])
+@pytest.mark.parametrize("choco", [pytest.param(False, marks=pytest.mark.slow), True], ids=["dense", "top-k"])
 def test_wrap_trains_live_and_ends_with_one_model(tmp_path, choco):
     outcomes = values(launch(wrapped, 3, tmp_path, (1, 1, 1), choco, False))
     assert all(distance < 1e-20 for _, distance, _ in outcomes)
@@ -283,8 +283,8 @@ def test_wrap_trains_live_and_ends_with_one_model(tmp_path, choco):
 
 def test_fast_workers_pull_the_model_to_their_data_and_reweighting_mends_it(tmp_path):
     """Worker 0 steps most often, so that D-PSGD ends near Σ share_i b_i; with `reweight` nearer to the mean 1."""
-    biased = values(launch(wrapped, 3, tmp_path, (1, 8, 8), False, False))[0]
-    mended = values(launch(wrapped, 3, tmp_path, (1, 8, 8), False, True))[0]
+    biased = values(launch(wrapped, 3, tmp_path, (1, 5, 5), False, False))[0]
+    mended = values(launch(wrapped, 3, tmp_path, (1, 5, 5), False, True))[0]
     share = biased[2]["share"]
     expected = sum(i * s for i, s in enumerate(share))
     assert share[0] > 0.45
