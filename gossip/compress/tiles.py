@@ -12,7 +12,7 @@ from torch import Tensor
 from ..plan import Block
 from .payload import refuse_non_finite
 
-TILE = 5 << 15  # numbers; of each of the few buffers that a loop over tiles holds
+TILE = 5 << 14  # numbers; of each of the few buffers that a loop over tiles holds
 _ALIGN = 40  # tiles start at multiples of it, so at whole bytes of every packing, and at whole words of keyed bits
 
 
