@@ -113,13 +113,14 @@ class Live:
     >>> import graphs, tempfile
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> place = tempfile.mkdtemp() + "/store"
-    >>> workers = [Live(torch.full((1, 3), v), graphs.path(2), rank, place) for rank, v in enumerate((0.0, 2.0))]
-    >>> workers[0].exchange()
-    True
-    >>> with ThreadPoolExecutor() as pool:                    # real workers are processes; the end takes all of them
-    ...     reports = list(pool.map(lambda worker: worker.finish(rounds=0), workers))
-    >>> [worker.x.tolist() for worker in workers], reports[0]["exchanges"], reports[1]["answers"]
-    ([[[1.0, 1.0, 1.0]], [[1.0, 1.0, 1.0]]], 1, 1)
+    >>> def work(rank):                               # real workers are processes; here two threads meet
+    ...     worker = Live(torch.full((1, 3), 2.0 * rank), graphs.path(2), rank, place)
+    ...     began = rank == 0 and worker.exchange()
+    ...     return worker.finish(rounds=0), worker.x.tolist()
+    >>> with ThreadPoolExecutor(2) as pool:
+    ...     (one, x), (two, y) = pool.map(work, range(2))
+    >>> x, y, one["exchanges"], two["answers"]
+    ([[1.0, 1.0, 1.0]], [[1.0, 1.0, 1.0]], 1, 1)
     """
 
     def __init__(
@@ -599,7 +600,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         seed: of the choice of neighbours and of compressors.
         broadcast: start every worker from rank 0's parameters.
         reweight: multiply the learning rate by `Live.scale`, mean steps / own steps within [1/8, 8], so that the data of
-            workers that step often do not count more. Not with momentum's or Adam's help alone: it is the rate that changes.
+            workers that step often do not count more.
 
     Attributes:
         live: the row's exchanges; `live.report()` says what they took.

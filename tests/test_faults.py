@@ -14,6 +14,7 @@ import gossip.algorithms
 import graphs
 from experiments import records, schema, train
 from experiments.faulty import train as faulty
+from experiments.studies import worker_killed
 from experiments.trainer import Setup, build
 from gossip.faults import Cut, Drop, Faults, Kill, Pause, remains
 from tests.placed import Problem, sgd
@@ -88,12 +89,34 @@ def test_of_several_parts_the_largest_goes_on_and_of_equals_that_of_the_lowest()
         (Cut((0, 1), 2, 2), ValueError, "before it ends"),
         (Drop(1.0), ValueError, r"lies in \[0, 1\)"),
         (tuple(Kill(w, round=1) for w in range(6)), ValueError, "kill all 6 workers"),
+        (Kill(1.5, round=1), ValueError, "worker=1.5: give a whole number"),
+        (Kill(1, round=1.5), ValueError, "round=1.5: give a whole number"),
+        (Kill(1, round=True), ValueError, "round=True: give a whole number"),
+        (Kill(1, round=-1), ValueError, "round=-1: give a whole number"),
+        (Kill(1, seconds=-1.0), ValueError, "seconds=-1.0: give a number, at least 0"),
+        (Pause(1, "long", round=1), ValueError, "lasting='long': give a number"),
+        (Drop(float("nan")), ValueError, "p=nan"),
+        (Cut(5, 1, 2), ValueError, r"link=5: give the two workers"),
+        (Cut((0,), 1, 2), ValueError, r"link=\(0,\): give the two workers"),
+        (Kill(1, round=20), ValueError, "ends after 20 rounds, so that it would never happen"),
+        (Kill(1, round=2, back=20), ValueError, "back=20, and the run ends after 20"),
+        ((Kill(1, round=1), Kill(1, round=2)), ValueError, "a second time"),
+        ((Kill(1, round=1, back=5), Kill(1, round=5)), ValueError, "after it has come back"),
     ],
     ids=str,
 )
 def test_what_cannot_happen_is_refused(fault, error, told):
     with pytest.raises(error, match=told):
-        Faults(fault).check(graphs.ring(6), gossip.DPSGD(), real=False)
+        Faults(fault).check(graphs.ring(6), gossip.DPSGD(), real=False, rounds=20)
+
+
+def test_a_worker_dies_twice_in_a_simulation_only_and_may_die_at_round_0():
+    twice = Faults((Kill(1, round=0, back=2), Kill(1, round=3)))
+    twice.check(graphs.ring(6), gossip.DPSGD(), real=False)
+    with pytest.raises(ValueError, match="a second time only in a simulation"):
+        twice.check(graphs.ring(6), gossip.DPSGD(), real=True)
+    shown, _ = simulated(twice.events, graphs.ring(6), rounds=5)
+    assert [row["workers"] for row in shown] == [5, 5, 5, 6, 5, 5]
 
 
 def test_directed_graphs_algorithms_that_cannot_restart_and_things_that_are_no_faults_are_refused():
@@ -105,8 +128,10 @@ def test_directed_graphs_algorithms_that_cannot_restart_and_things_that_are_no_f
     with pytest.raises(gossip.Incompatible, match="Stubborn cannot go on after the loss"):
         Faults(Kill(1, round=1)).check(graphs.ring(6), Stubborn(), real=False)
     Faults(Drop(0.1)).check(graphs.ring(6), Stubborn(), real=False)
-    with pytest.raises(TypeError, match="'storm' is no fault"):
+    with pytest.raises(ValueError, match="'storm' is no fault"):
         Faults(("storm",))
+    with pytest.raises(ValueError, match="None is no fault"):
+        Faults(None)
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "faults").glob("*.yaml")))
@@ -313,3 +338,23 @@ def test_live_runs_stand_deaths_and_returns(tmp_path):
 def test_what_does_not_go_together_is_refused_before_any_process_starts(options, told):
     with pytest.raises(ValueError, match=told):
         build(configured(*options))
+
+
+# -- study -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_study_of_a_killed_worker_can_be_made(tmp_path):
+    for more in worker_killed.runs(200).values():
+        for split in worker_killed.DATA.values():
+            build(configured("study=worker_killed", "n=6", *split, *more))
+    curves = {
+        "nobody dies": [[(0, 0.1), (10, 0.9)], [(0, 0.1), (10, 0.7)]],
+        "killed": [[(0, 0.1), (7, 0.2), (10, 0.5)]],
+    }
+    assert [line.split()[-1] for line in worker_killed.table({"like data": curves}).splitlines()] == [
+        "data",
+        "80.0",
+        "50.0",
+    ]
+    worker_killed.draw({"like data": curves, "unlike data": curves}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
