@@ -109,11 +109,11 @@ def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: An
         )
     given = {"overlap": config["overlap"], "cost": config["cost"], "resume": config["resume"]}
     given |= {"checkpoint_every": config["checkpoint_every"]}
-    if clash := [f"{name}={value}" for name, value in given.items() if value]:
+    if clash := [name if isinstance(value, Mapping) else f"{name}={value}" for name, value in given.items() if value]:
         raise ValueError(
-            f"faults together with {', '.join(clash)}: a run with faults has neither; leave out one of them"
+            f"faults together with {', '.join(clash)}: a run with faults has none of them; leave out either"
         )
-    faults.check(topology, algorithm, real=launch == "workers")
+    faults.check(topology, algorithm, real=launch == "workers", rounds=config["rounds"])
 
 
 def resumable(config: Mapping[str, Any], setup: Setup) -> int:

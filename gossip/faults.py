@@ -1,6 +1,7 @@
 """Faults: workers die, pause and return, links are cut, messages get lost; what happens when, for simulations and for real."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,11 +90,12 @@ class Faults:
     events: Any = ()
 
     def __post_init__(self) -> None:
-        events = (self.events,) if isinstance(self.events, Kill | Pause | Cut | Drop) else tuple(self.events)
+        listed = isinstance(self.events, Sequence) and not isinstance(self.events, str)
+        events = tuple(self.events) if listed else (self.events,)
         object.__setattr__(self, "events", events)
         for event in events:
             if not isinstance(event, Kill | Pause | Cut | Drop):
-                raise TypeError(f"{event!r} is no fault: give gossip.faults.Kill, Pause, Cut or Drop")
+                raise ValueError(f"{event!r} is no fault: give gossip.faults.Kill, Pause, Cut or Drop")
 
     @property
     def kills(self) -> tuple[Kill, ...]:
@@ -126,9 +128,11 @@ class Faults:
         at |= {r for e in self.events if isinstance(e, Cut) for r in (e.round, e.until)}
         return tuple(sorted(r for r in at if r is not None and 0 < r < rounds))
 
-    def check(self, topology: Topology, algorithm: Algorithm, real: bool) -> None:
+    def check(self, topology: Topology, algorithm: Algorithm, real: bool, rounds: float = math.inf) -> None:
         """Refuse what cannot happen: unknown workers and links, no time, an algorithm that cannot stand losses."""
         n = topology.n
+        for event in self.events:
+            _check_numbers(event, rounds)
         if topology.directed:
             raise Incompatible(
                 "faults need an undirected topology, for W is rebuilt by Metropolis weights on what remains: choose one"
@@ -144,7 +148,11 @@ class Faults:
                     raise ValueError(
                         f"{event} happens at seconds of real time, and all rows are here: give round, or launch=workers"
                     )
-            if isinstance(event, Kill) and event.back is not None and not (event.round or math.inf) < event.back:
+            if (
+                isinstance(event, Kill)
+                and event.back is not None
+                and (event.round is None or event.round >= event.back)
+            ):
                 raise ValueError(f"{event} returns at round {event.back}: give the round of its death, before that")
             if isinstance(event, Pause) and not event.lasting > 0:
                 raise ValueError(f"{event} lasts {event.lasting!r} s: give a positive number")
@@ -155,6 +163,13 @@ class Faults:
                     raise ValueError(f"{event} must begin at round 0 or later, and before it ends")
             if isinstance(event, Drop) and not 0 <= event.p < 1:
                 raise ValueError(f"{event} has p={event.p!r}, and a probability of loss lies in [0, 1)")
+        for kill in self.kills:
+            others = [k for k in self.kills if k is not kill and k.worker == kill.worker]
+            if any(real or None in (k.round, kill.round) or _overlap(k, kill) for k in others):
+                raise ValueError(
+                    f"{kill} and {others[0]}: a worker dies a second time only in a simulation (launch=here), and after it has "
+                    "come back; leave out one of them"
+                )
         if len({k.worker for k in self.kills}) >= n:
             raise ValueError(f"the faults kill all {n} workers, and nothing would be left: spare one")
         if not algorithm.restarts and any(isinstance(e, Kill | Cut) for e in self.events):
@@ -162,6 +177,33 @@ class Faults:
                 f"{type(algorithm).__name__} cannot go on after the loss of a worker or a link: use an algorithm that can "
                 "restart, for example DPSGD"
             )
+
+
+def _check_numbers(event: Fault, rounds: float) -> None:
+    """What is no number of its kind, or beyond the run, would never happen, and nobody would notice."""
+    for name in ("worker", "round", "back", "until"):
+        value = getattr(event, name, None)
+        if value is not None and (type(value) is not int or value < 0 and name != "worker"):
+            raise ValueError(f"{event} has {name}={value!r}: give a whole number, at least 0")
+        if value is not None and name in ("round", "back") and value >= rounds:
+            raise ValueError(
+                f"{event} has {name}={value}, and the run ends after {rounds} rounds, so that it would never happen: give an "
+                "earlier round, or more rounds"
+            )
+    for name in ("seconds", "lasting", "p"):
+        value = getattr(event, name, None)
+        if value is not None and (isinstance(value, bool | str) or not 0 <= value < math.inf):
+            raise ValueError(f"{event} has {name}={value!r}: give a number, at least 0")
+    if isinstance(event, Cut):
+        link = event.link
+        if isinstance(link, str) or not isinstance(link, Sequence) or [type(i) for i in link] != [int, int]:
+            raise ValueError(f"{event} has link={link!r}: give the two workers that it connects, for example [0, 1]")
+
+
+def _overlap(one: Kill, other: Kill) -> bool:
+    """Whether one is to die while it is dead by the other, or at once when it returns."""
+    first, second = sorted((one, other), key=lambda k: k.round or 0)
+    return first.back is None or first.back >= (second.round or 0)
 
 
 def remains(
