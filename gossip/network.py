@@ -436,9 +436,9 @@ class Network:
             total.zero_()
         return self._sums[specs]
 
-    @cached_property
+    @property
     def _place(self) -> Tensor:
-        """(n,): where among the hosted rows a worker's is."""
+        """(n,): where among the rows a worker's is, which in a meeting are others each time."""
         place = torch.full((self.n,), -1)
         place[self.rows] = torch.arange(len(self.rows))
         return place

@@ -456,3 +456,20 @@ def test_choco_with_a_warm_start_finds_the_average(compressor):
     x = gaussian(8, 16)
     _, distance = gossip.consensus(x, graphs.ring(8), 800, compressor=compressor, gamma=0.15, history=True)
     assert distance[-1] < 1e-6 * distance[0]
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [WarmUp(TopK(0.2), 2, 5), LowRank(1), Threshold(), RangeCoded(TopK(0.2))],
+    ids=lambda c: type(c).__name__,
+)
+def test_memory_and_varying_lengths_under_the_asynchronous_clock(compressor):
+    """Workers meet in pairs, so the rows of a message are others each time."""
+    import graphs
+
+    b = gaussian(8, 20)
+    algorithm = gossip.Choco(compressor=compressor, gamma=0.1)
+    options = {"x0": torch.zeros(20, dtype=torch.float64), "every": 30, "clock": gossip.Asynchronous()}
+    *_, last = gossip.simulate(lambda x, workers, step: x - b[workers], algorithm, graphs.ring(8), 30, **options)
+    assert last.bits > 0
+    assert float((last.x.mean(0) - b.mean(0)).square().sum()) < 0.3 * float(b.mean(0).square().sum())

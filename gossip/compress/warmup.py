@@ -52,15 +52,16 @@ class WarmUp:
         return min(1.0, self.compressor.ratio * self.factor ** max(0, self.stages - message // self.rounds))
 
     def memory(self, x: Tensor) -> Any:
-        """The number of messages so far, and what the sparsifier remembers."""
-        return torch.zeros((), dtype=torch.int64, device=x.device), memory_of(self.compressor, x)
+        """The number of messages so far (m, 1), and what the sparsifier remembers."""
+        return torch.zeros((len(x), 1), dtype=torch.int64, device=x.device), memory_of(self.compressor, x)
 
     def __call__(self, x: Tensor, key: Tensor | None = None, memory: Any = None) -> Payload:
         """Compress each row of (m, d); without memory, as after the warm-up."""
         if memory is None:
             return self.compressor(x, key)
         count, inner = memory
-        payload = compress(replace(self.compressor, ratio=self.ratio(int(count))), x, key, inner)
+        message = int(count.max()) if len(count) else 0  # rows differ under the asynchronous clock only
+        payload = compress(replace(self.compressor, ratio=self.ratio(message)), x, key, inner)
         count.add_(1)
         return payload
 
