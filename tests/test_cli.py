@@ -17,6 +17,7 @@ from experiments import records, train
 from experiments.train import run
 
 ROOT = Path(train.__file__).parents[1]
+CONF = ROOT / "experiments" / "conf"
 SMALL = ("n=4", "rounds=4", "evaluate_every=2", "task=quadratic", "track=off")
 ENV = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "RANK", "WORLD"))} | {"OMP_NUM_THREADS": "1"}
 
@@ -104,8 +105,10 @@ def test_help(tmp_path):
     done = command("--help", cwd=tmp_path)
     assert done.returncode == 0
     for line in (
-        "algorithm: allreduce, choco, dpsgd, exact_diffusion, gradient_tracking, sgp",
-        "compressor: identity, randk, sign, topk",
+        *(
+            f"{group}: {', '.join(sorted(p.stem for p in (CONF / group).glob('*.yaml')))}"
+            for group in ("algorithm", "compressor", "clock", "faults", "cost")
+        ),
         "launch: blocks, here, workers",
         "rounds: 300",
         "evaluate_every    rounds between evaluations",
