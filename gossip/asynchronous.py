@@ -64,6 +64,9 @@ class Asynchronous:
             inside; then one of its workers meets one outside.
         phases: modes by round, for example [[0, synchronous], [100, asynchronous]]; a round is n · local_steps gradients.
         waiting: (low, high): turn asynchronous when a barrier would waste a share of time above `high`, and back below `low`.
+        weigh: of push-sum (SGP): multiply a worker's gradients by its weight w, so that its model z moves by η g however small
+            w has become. Without it η h must stay below about 2 min w, and pushing halves can make w a thousandth; with it
+            workers count by their mean w, which is 1 on regular graphs only.
         every_seconds: evaluate on a grid of virtual seconds, rather than of rounds.
 
     >>> Asynchronous(bound=-1)
@@ -78,6 +81,7 @@ class Asynchronous:
     groups: int | Sequence[Sequence[int]] | None = None
     phases: Sequence[Sequence[Any]] = ()
     waiting: Sequence[float] | None = None
+    weigh: bool = False
     every_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -263,6 +267,7 @@ class Run:
         transport: Transport | None = None,
     ) -> None:
         self.algorithm, self.oracle, self.meet = algorithm, oracle, meeting(algorithm)
+        self._weigh = clock.weigh and self.meet == "push"
         groups = clock.parted(schedule.n)
         self.net = Meeting(schedule, placement, transport, seed)
         self.graph = Graph(schedule, groups, self.meet == "push")
@@ -443,6 +448,8 @@ class Run:
         """The algorithm's local work on the first rows of a gathered state, with the gradients that they began."""
         g = self._gradients(rows)
         some = head(part, len(rows))
+        if self._weigh:
+            g = g * some.w
         changed(some, self.algorithm.compute(some, lambda x: g))
 
     def _gradients(self, rows: Tensor) -> Tensor:

@@ -269,6 +269,17 @@ def test_push_sum_keeps_its_sums_and_finds_the_average_on_a_directed_graph():
     assert {bits / messages for messages, bits in run.net.meter.edges.values()} == {(D + 1) * 64}
 
 
+def test_push_sum_needs_its_gradients_weighed_where_weights_become_small():
+    problem, schedule = Problem.drawn(N, D, noise=0.0, curvature=1.0), graphs.as_schedule(graphs.exponential(N))
+    found = []
+    for weigh in (False, True):
+        run, _ = started(SGP(sgd(0.3)), schedule, RANDOM, problem=problem, weigh=weigh)
+        run.advance(updates=1600)
+        found.append(float((run.models.mean(0) - problem.optimum).norm() / problem.optimum.norm()))
+    assert found[0] > 100  # η h = 0.3 is far above 2 min w
+    assert found[1] < 0.5
+
+
 def test_choco_with_identity_and_gamma_one_is_ad_psgd():
     plain, _ = started()
     choco, _ = started(Choco(sgd(), gossip.Identity(), gamma=1.0))
