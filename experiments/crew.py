@@ -1,7 +1,6 @@
 """Processes that may die: what the launcher does to them, and how those that are left meet again, by files in its folder."""
 
 import json
-import math
 import multiprocessing.process
 import os
 import signal
@@ -43,7 +42,8 @@ class Seat:
 
     def befall(self, faults: gossip.Faults, round: float, past: set[int]) -> None:
         """Die, or ask to be paused, if that is due by round. `past` holds the pauses that have been."""
-        if self.life == 0 and any(k.worker == self.worker and (k.round or math.inf) <= round for k in faults.kills):
+        due = (k for k in faults.kills if k.worker == self.worker and k.round is not None and k.round <= round)
+        if self.life == 0 and any(due):
             os.kill(os.getpid(), signal.SIGKILL)
         for number, pause in enumerate(faults.pauses):
             if pause.worker == self.worker and pause.round is not None and pause.round <= round and number not in past:
@@ -70,9 +70,11 @@ class Seat:
         for worker in back:
             _write(Path(self.home, f"back-{worker}.json"), (workers, round, losses))
 
-    def invitation(self) -> tuple[tuple[int, ...], int, int]:
-        """Wait to be invited, as long as the run goes on: (workers, round, losses known)."""
+    def invitation(self) -> tuple[tuple[int, ...], int, int] | None:
+        """Wait to be invited, as long as the run goes on: (workers, round, losses known); None if it went on without."""
         while (said := _read(Path(self.home, f"back-{self.worker}.json"))) is None:
+            if Path(self.home, "over.json").exists():
+                return None
             time.sleep(0.02)
         return tuple(said[0]), said[1], said[2]
 
@@ -93,6 +95,7 @@ class Crew:
         self.faults, self.home, self.start, self.told = faults, home, start, told
         self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
         self.gone: list[int] = []
+        self.restarted: set[int] = set()
         self._due: list[tuple[float, int, int]] = []  # when, whom, which signal
 
     def begin(self) -> None:
@@ -131,9 +134,15 @@ class Crew:
         self.gone.append(worker)
         _write(self.home / "lost.json", self.gone)
         self.told(worker)
-        if any(kill.worker == worker and kill.back is not None for kill in self.faults.kills):
-            self.start(worker, self.gone.count(worker))
+        if worker not in self.restarted and any(k.worker == worker and k.back is not None for k in self.faults.kills):
+            self.restarted.add(worker)
+            self.start(worker, 1)
         return True
+
+    def left(self, workers: set[int]) -> None:
+        """These have not ended yet: if all of them were restarted, those that still wait for an invitation get none."""
+        if workers <= self.restarted and self.restarted:
+            _write(self.home / "over.json", True)
 
 
 def _write(path: Path, value: Any) -> None:

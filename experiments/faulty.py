@@ -12,7 +12,7 @@ from torch import Tensor
 import gossip
 from experiments import metrics
 from experiments.crew import Seat
-from gossip.faults import Remains, remains
+from gossip.faults import Kill, Remains, remains
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def train(
                 if lost:
                     run.recover(lost)
                     lost, begun = "", True
+                    run.change()  # those who go on may have passed the round of a return
                 elif not begun:
                     run.evaluate()
                     begun = True
@@ -64,6 +65,7 @@ class _Run:
         self.state: Any = None
         self.net: Any = None  # none while the processes part and meet
         self.here, self.past = True, set()
+        self.back: set[Kill] = set()  # deaths whose return is past
         if seat is None or not seat.life:
             self._enter(Remains(self.alive, setup.schedule, (self.alive,)))
             x = self.task.initial().expand(1 if seat else config["n"], -1).clone()
@@ -119,7 +121,9 @@ class _Run:
         if not self.here or self.round >= self.config["rounds"]:
             return
         now = set(self.faults.alive(self.config["n"], self.round))
-        back = sorted(k.worker for k in self.faults.kills if k.back == self.round and k.worker not in self.alive)
+        due = {k for k in self.faults.kills if k.back is not None and k.back <= self.round} - self.back
+        back = sorted({k.worker for k in due} & now - set(self.alive))
+        self.back |= {k for k in due if k.worker in back}
         died = sorted(w for w in self.alive if w not in now) if self.seat is None else []
         alive = tuple(sorted((set(self.alive) - set(died)) | set(back)))
         if alive == self.alive and self.faults.cut(self.round) == self.faults.cut(self.round - 1):
@@ -204,7 +208,13 @@ class _Run:
     def come_back(self) -> None:
         """A restarted worker: wait for the invitation, and take a neighbour's model."""
         assert self.seat is not None
-        workers, self.round, self.losses_known = self.seat.invitation()
+        invited = self.seat.invitation()
+        if invited is None:
+            self.emit({"event": f"worker {self.seat.worker} came back too late"})
+            self.here = False
+            return
+        workers, self.round, self.losses_known = invited
+        self.back |= {k for k in self.faults.kills if k.back is not None and k.back <= self.round}
         x = self.task.initial()[None].clone()
         self.state = self.algorithm.init(x)
         self._reunite(self._left(workers), [self.seat.worker], None)

@@ -147,8 +147,6 @@ def run_processes(
             start(rank)
         grace = 0.0
         try:
-            if crew is not None:
-                crew.begin()
             _collect(children, results, receive, crew)
             grace = GRACE
         finally:
@@ -160,11 +158,13 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None],
     """Read the children's pipes until all have returned; the first failure decides."""
     open_pipes = dict(children)
     failure: tuple[int, str] | None = None
-    deadline = None
+    deadline, met = None, 0
     seen = set(children)
     while open_pipes:
         wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         wait = wait if crew is None else min(wait, crew.tick())
+        if crew is not None:
+            crew.left({rank for rank, _ in open_pipes.values()})
         ready: list[Any] = multiprocessing.connection.wait(list(open_pipes), timeout=wait)
         for pipe in ready:
             rank, child = open_pipes[pipe]
@@ -186,6 +186,10 @@ def _collect(children: dict, results: list[Any], receive: Callable[[Any], None],
                     crew.pause(rank, item.lasting)
             elif kind == "item":
                 receive(item)
+            elif kind == "met":
+                met += 1
+                if crew is not None and met == len(results):
+                    crew.begin()
             elif kind == "result":
                 results[rank] = item
                 del open_pipes[pipe]
@@ -241,6 +245,8 @@ def _child(rank, size, store, timeout, threads, logs, pipe, target, args, seat=N
         else:
             home, life = seat
             transport = None if life else gossip.connect(rank, size, store, timeout=timeout)
+            if not life:
+                send("met", None)
             place = Seat(home, rank, life, timeout, lambda item: send("item", item))
             result = target(rank, transport, place.send, *args, seat=place)
             with contextlib.suppress(gossip.PeerError):  # somebody may be gone by now

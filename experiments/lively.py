@@ -63,8 +63,9 @@ def work(
     """One worker: steps and exchanges until all workers together have done rounds · local_steps · n steps."""
     torch.manual_seed(config["seed"])
     task, algorithm, n, every = setup.task, setup.algorithm, config["n"], config["evaluate_every"]
-    if seat.life:
-        seat.invitation()
+    if seat.life and seat.invitation() is None:
+        send({"event": f"worker {seat.worker} came back too late"})
+        return
     faults, steps, rounds = setup.faults or Faults(), config["local_steps"], config["rounds"]
     pace, reweight = _paces(config)[seat.worker], bool(config["clock"].get("reweight"))
     x = task.initial()[None].clone()

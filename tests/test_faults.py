@@ -310,6 +310,16 @@ def test_a_death_at_seconds(tmp_path):
     assert "worker 1 lost at round" in record.status["reason"]
 
 
+def test_a_death_at_round_0_and_a_return_one_round_later(tmp_path):
+    options = ("launch=workers", "n=4", "rounds=4", "evaluate_every=1", "task=quadratic", "partition=iid")
+    record, _ = ran(tmp_path / "first", *options, "faults=kill", "faults.round=0")
+    assert record.status["reason"] == "worker 1 lost at round 0; 3 of 4 go on"
+    assert record.rows[-1]["workers"] == 3
+    options = (*options, "n=6", "topology=path", "faults=rejoin", "faults.worker=5", "faults.round=1", "faults.back=2")
+    record, _ = ran(tmp_path / "second", *options)  # worker 0 is rounds ahead when it hears of the death of worker 5
+    assert " worker 5 is back at round " in record.status["reason"] or "too late" in record.status["reason"]
+
+
 def test_live_runs_stand_deaths_and_returns(tmp_path):
     options = ("clock=live", "clock.pace=0.02", "launch=workers", "faults=rejoin", "faults.round=15", "faults.back=25")
     record, _ = ran(tmp_path, *options)
@@ -346,7 +356,7 @@ def test_what_does_not_go_together_is_refused_before_any_process_starts(options,
 def test_the_study_of_a_killed_worker_can_be_made(tmp_path):
     for more in worker_killed.runs(200).values():
         for split in worker_killed.DATA.values():
-            build(configured("study=worker_killed", "n=6", *split, *more))
+            build(configured("study=worker_killed", "n=6", "rounds=200", *split, *more))
     curves = {
         "nobody dies": [[(0, 0.1), (10, 0.9)], [(0, 0.1), (10, 0.7)]],
         "killed": [[(0, 0.1), (7, 0.2), (10, 0.5)]],
