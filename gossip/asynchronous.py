@@ -26,16 +26,14 @@ from .rows import Room, RowOptimizers, changed, gather, head, put, spread, write
 from .trace import HALF, PUSH, Cost, Event, Graph, Trace, Unit
 from .transport import Transport
 
-Oracle = Callable[
-    [Tensor, Tensor, Tensor], Any
-]  # rows (k, d), their workers and local steps (k,) → gradients, or (…, losses)
+# Rows (k, d), their workers (k,) and local steps (k,) → gradients (k, d), or (gradients, losses (k,)).
+Oracle = Callable[[Tensor, Tensor, Tensor], Any]
 
 WINDOW = 8  # events planned at once, per worker
 BATCH = 128  # gradients evaluated in one call; more are no faster
-TO_SERVER = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)  # (i, 0): 0 gets what i sends, besides its own
-FROM_SERVER = torch.tensor(
-    [[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64
-)  # (i, 0): i gets what 0 sends, in place of its own
+# W of (i, 0): the server's row gets what i sends, besides its own; i gets what the server's sends, in place of its own.
+TO_SERVER = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+FROM_SERVER = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
 MODES = ("synchronous", "asynchronous", "hybrid")
 
 
@@ -52,7 +50,7 @@ class Asynchronous:
     model i fetches before its next gradient. CHOCO keeps the public copies apart for every neighbour.
 
     Events of two workers each, on graphs of m edges whose workers are all equally fast: E[x] ← (I − L/2m) x, if regular, and
-    E‖x − x̄‖² shrinks by at least 1 − λ₂(L)/2m. One worker s times slower: s (n − 1 + 1/s)/n times the gradients a
+    E‖x − x̄‖² shrinks at least by the factor 1 − λ₂(L)/2m. One worker s times slower: s (n − 1 + 1/s)/n times the gradients a
     synchronous run makes, if messages take no time.
 
     Args:
@@ -197,11 +195,8 @@ def meeting(algorithm: Algorithm) -> str:
     """How two workers meet under an algorithm: "average", "push" or "server"."""
     if isinstance(algorithm, AllReduce):
         return "server"
-    return (
-        "push"
-        if "doubly_stochastic" not in algorithm.requires and "column_stochastic" in algorithm.requires
-        else "average"
-    )
+    pushes = "column_stochastic" in algorithm.requires and "doubly_stochastic" not in algorithm.requires
+    return "push" if pushes else "average"
 
 
 def message_bytes(algorithm: Algorithm, x: Tensor) -> float:
@@ -397,7 +392,10 @@ class Run:
         """Events of one kind whose workers are disjoint."""
         if self.meet == "server":
             for event in wave:
-                self._push_gradient(event) if event.steps else self._fetch(event)
+                if event.steps:
+                    self._push_gradient(event)
+                else:
+                    self._fetch(event)
             return
         self._meetings += 1
         mixes, first = bool(wave[0].rows), wave[0].first

@@ -25,9 +25,8 @@ from .wire import Packet, row_bits, spec
 
 ASK, REPLY, GIVE, GIVEN, NOTE, END = range(6)  # kinds of messages; REPLY answers ASK, GIVEN answers GIVE
 HEAD, BODY, MIX = range(3)  # tags: what kind it is and what is known, then the rows; the rounds at the end
-WORKING, FINISHED, LOST, AGAIN = range(
-    4
-)  # of a worker; each life of a restarted one adds AGAIN + 1, so the largest is newest
+# Of a worker; each life of a restarted one adds AGAIN + 1, so the largest is newest.
+WORKING, FINISHED, LOST, AGAIN = range(4)
 
 
 class Edge:
@@ -595,7 +594,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         algorithm: DPSGD, or Choco for compressed exchanges.
         schedule: a fixed symmetric W, of which only the edges count.
         local_steps: try to begin an exchange after every so many steps.
-        model: has no part in it yet, its buffers stay local.
+        model: whose floating buffers are those of rank 0 at the start (with `broadcast`) and local from then on.
         transport: the processes.
         seed: of the choice of neighbours and of compressors.
         broadcast: start every worker from rank 0's parameters.
@@ -627,11 +626,9 @@ class LiveOptimizer(torch.optim.Optimizer):
         options, topology = pairwise(algorithm), edges_of(schedule)
         transport.settle()
         self.row = row = ModelRow(optimizer)
-        facts: dict[str, Any] = row.facts() | {
-            "clock": "live",
-            "algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)),
-        }
-        transport.agree(facts | {"edges": topology.edge_index.tolist(), "local_steps": local_steps, "seed": seed})
+        facts: dict[str, Any] = row.facts() | {"clock": "live", "local_steps": local_steps, "seed": seed}
+        facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
+        transport.agree(facts)
         floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
             for tensor in (row.x, *floating):
@@ -667,10 +664,8 @@ class LiveOptimizer(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         with self.live.hold() as x:
             if found is None or float(found) == 0:
-                g, rates = (
-                    self.row.gradient(getattr(self, "grad_scale", None)),
-                    [group["lr"] for group in self.param_groups],
-                )
+                g = self.row.gradient(getattr(self, "grad_scale", None))
+                rates = [group["lr"] for group in self.param_groups]
                 scale = self.live.scale() if self.reweight else 1.0
                 for group, rate in zip(self.param_groups, rates):
                     group["lr"] = rate * scale

@@ -3,7 +3,7 @@
 import copy
 import heapq
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from graphs import Schedule
 from . import rng
 
 BLOCK = 64  # local steps of a worker that are drawn at once
-DUE, MEET, PASS, BEGIN = range(
-    4
-)  # a gradient is done; messages have met; a group's delegate has met; an answer is back
+# A gradient is done; messages have met; a group's delegate has met; an answer is back.
+DUE, MEET, PASS, BEGIN = range(4)
 
 HALF = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)  # (i, j) average
 PUSH = torch.tensor([[0.5, 0.0], [0.5, 1.0]], dtype=torch.float64)  # i hands half of its mass to j
@@ -380,8 +379,10 @@ class Trace:
             self._push(delay, kind, who, link)
         elif kind == BEGIN:
             self._emit(begins=self._begin(who))
+        elif kind == MEET:
+            self._met(who[0], cast("tuple", link))
         else:
-            (self._met(who[0], link) if kind == MEET else self._passed(who, link)) if link else None
+            self._passed(who, cast("tuple", link))
 
     def _push(self, delay: float, kind: int, who: tuple[int, ...], link: tuple | None) -> None:
         self._pushed += 1

@@ -140,12 +140,9 @@ class Narrow(Payload):
             (values,), (h,) = room(*part.shape), wide(*part.shape)
             if self.kind == "float8_e5m2":  # the upper byte of a float16
                 part = h.copy_(part).bitwise_left_shift_(8).view(torch.float16)
-            elif (
-                self.kind == "float8_e4m3fn"
-            ):  # its exponent is 8 less than a float16's; the bit between sign and it is 0
-                part = (
-                    h.copy_(part.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(~(1 << 14)).view(torch.float16)
-                )
+            elif self.kind == "float8_e4m3fn":  # its exponent is 8 less than a float16's, and bit 14 is no part of it
+                h.copy_(part.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(~(1 << 14))
+                part = h.view(torch.float16)
             values.copy_(part)
             return (values, single) if single is not None else (values.mul_(scale), 1.0)
 
