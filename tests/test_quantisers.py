@@ -479,3 +479,10 @@ def test_numpy_and_torch_agree_on_the_dither():
     key = keys(2)
     expected = rng._finish(rng._finish(key)[:, None] + torch.arange(251, 351) * rng._GOLDEN) | rng._ODD
     assert torch.equal(rng.Bits(key, 400)(slice(0, 2), 1000, 400), expected.view(torch.int16))
+
+
+def test_natural_rounds_up_as_often_as_down():
+    """The dither is symmetric, so what lies closer to a power of two than its grid goes there, from below and from above."""
+    for x, nearest in ((1 + 2.0**-17, 1.0), (2 - 2.0**-17, 2.0)):
+        row = torch.full((1, 400_000), x, dtype=torch.float64)
+        assert (Natural()(row, keys(1)).dense() == nearest).all()

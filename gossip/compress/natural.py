@@ -26,7 +26,7 @@ class Natural:
 
     Unbiased with ω = 1/8, attained by |x| = 4/3 · 2^k; so a contraction with δ = 7/8, although it is unbiased. A message is
     9 bits a coordinate (12 in float64) and nothing else: no norm, so no coordinate touches another. Denormal numbers become 0
-    or the smallest normal number, unbiased too, but not within ω. The probability is right to 2^−17.
+    or the smallest normal number, unbiased too, but not within ω. The probability is right to 2^−16.
 
     >>> from gossip import rng
     >>> q = Natural()(torch.tensor([[1.5, -4.0, 0.0]]), rng.key(0, "doc", torch.arange(1)))
@@ -59,7 +59,7 @@ class Natural:
             v, u = room(*part.shape)
             v.view(kind).copy_(part)
             u.copy_(bits(tile.rows, tile.start, count)).bitwise_and_(0xFFFF).bitwise_left_shift_(mantissa - 16)
-            v.add_(u.bitwise_or_(1 << (mantissa - 17)))  # carries into the exponent as often as the mantissa says
+            v.add_(u)  # carries into the exponent as often as the mantissa says
             packer.room(len(part), count).copy_(v.bitwise_right_shift_(mantissa))
             packer.pack(tile.among(packed), tile.start, count, d)
         return Exponents(packed, d, x.dtype)
