@@ -1,6 +1,5 @@
 """What a run would cost in seconds: how long local steps take, how long messages take, and how averages are carried out."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -40,7 +39,7 @@ class Cost:
         return self.work(workers, steps)
 
     def message(self, source: int, target: int, bytes: float) -> float:
-        """Seconds until a message is there: latency + bytes / bandwidth of the link, without contention."""
+        """Seconds until a message is there, alone on the network: ℓ + 2 o + M / min(B, N), see `gossip.Links`."""
         return self.links.message(source, target, bytes)
 
 
@@ -54,7 +53,7 @@ def all_reduce_seconds(n: int, bytes: float, latency: float, bandwidth: float) -
     >>> round(all_reduce_seconds(16, 102.4e6, 1e-4, 1.25e9), 3), round(all_reduce_seconds(16, 102.4e6, 5e-3, 1.25e9), 3)
     (0.157, 0.304)
     """
-    return 2 * (n - 1) * latency + (2 * (n - 1) / n * bytes / bandwidth if bytes else 0.0)
+    return 2 * (n - 1) * latency + 2 * (n - 1) / n * bytes / bandwidth
 
 
 def server_seconds(n: int, bytes: float, latency: float, bandwidth: float) -> float:
@@ -65,7 +64,7 @@ def server_seconds(n: int, bytes: float, latency: float, bandwidth: float) -> fl
     >>> round(server_seconds(16, 102.4e6, 1e-4, 1.25e9), 2), round(server_seconds(16, 102.4e6, 5e-3, 1.25e9), 2)
     (2.62, 2.63)
     """
-    return 2 * (latency + (n * bytes / bandwidth if bytes else 0.0))
+    return 2 * (latency + n * bytes / bandwidth)
 
 
 def gossip_seconds(neighbours: int, bytes: float, latency: float, bandwidth: float) -> float:
@@ -76,4 +75,4 @@ def gossip_seconds(neighbours: int, bytes: float, latency: float, bandwidth: flo
     >>> round(gossip_seconds(2, 102.4e6, 1e-4, 1.25e9), 3), round(gossip_seconds(1, 102.4e6, 5e-3, 1.25e9), 3)
     (0.164, 0.087)
     """
-    return latency + (neighbours * bytes / bandwidth if bytes and bandwidth < math.inf else 0.0)
+    return latency + neighbours * bytes / bandwidth

@@ -20,7 +20,12 @@ def check_gamma(gamma: float | str | None, compressor: Any) -> None:
 
 
 def step_size(gamma: float | str | None, compressor: Any) -> float:
-    """γ as a number: as given, or the compressor's start value."""
+    """γ as a number: as given, or the compressor's start value.
+
+    >>> import gossip
+    >>> step_size(0.3, gossip.TopK(0.01)), step_size(None, gossip.TopK(0.01))
+    (0.3, 0.04)
+    """
     if isinstance(gamma, str):
         raise ValueError(
             f'gamma="{gamma}" is found by a probe before the run: call gossip.resolved(algorithm, mixing, d), as '

@@ -16,6 +16,7 @@ from ..plan import Block
 from .block_topk import Blocks
 from .compose import Composed
 from .index import pack
+from .pack import Packer, octets
 from .payload import Payload, compress, memory_of
 from .sparse import Packed, Sparse
 from .topk import TopK
@@ -182,8 +183,6 @@ def codecs_of(payload: Any) -> dict[int, Codec]:
         found = {place - 1: codec for place, codec in codecs_of(payload.kept).items()}
         return found | {place + shift: codec for place, codec in codecs_of(payload.values).items()}
     if hasattr(payload, "codes"):  # a quantiser's levels
-        from .pack import Packer, octets
-
         d, base = payload.form.d, payload.form.base
 
         def packed(numbers: Tensor) -> Tensor:
