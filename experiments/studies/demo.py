@@ -12,8 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from experiments import schema, train
-from experiments.compare import compare
-from experiments.studies import sweep
+from experiments.studies import compared, sweep
 
 TARGET = 0.9
 CONF = Path(__file__).parents[1] / "conf"
@@ -21,7 +20,8 @@ CONF = Path(__file__).parents[1] / "conf"
 
 def table(folder: Path) -> None:
     """The comparison table and the figure."""
-    comparison = compare(
+    compared(
+        "demo",
         folder,
         x=["megabytes", "round"],
         y=["eval/average/accuracy", "eval/mean/accuracy", "eval/worst/accuracy", "consensus/distance"],
@@ -29,13 +29,7 @@ def table(folder: Path) -> None:
         target=TARGET,
         plot="eval/average/accuracy",
     )
-    print(f"\n{comparison.table()}")
-    print("\n".join(comparison.notes))
-    print("± is the standard error over seeds. AllReduce uses no graph: its rows differ by nothing.")
-    path = folder / "demo.png"
-    assert comparison.figure is not None
-    comparison.figure.savefig(path, dpi=150)
-    print(f"figure: {path}\n")
+    print("± is the standard error over seeds. AllReduce uses no graph: its rows differ by nothing.\n")
 
 
 def placements(overrides: list[str]) -> float:

@@ -7,18 +7,17 @@ python -m experiments.studies.stragglers [overrides of the sweep, for example se
 """
 
 import sys
-from pathlib import Path
 
-from experiments.compare import compare
-from experiments.studies import sweep
+from experiments.studies import compared, sweep
 
 TARGET, STUDY = 0.9, "stragglers"
 
 
-def table(folder: Path) -> None:
-    """Table and figure."""
-    comparison = compare(
-        folder,
+def main(overrides: list[str]) -> None:
+    """Sweep and compare."""
+    compared(
+        STUDY,
+        sweep(STUDY, overrides),
         x="simulated",
         y=["eval/average/accuracy", "eval/mean/accuracy", "idle/mean", "idle/worst"],
         by=["clock", "cost.work.factor"],
@@ -26,18 +25,6 @@ def table(folder: Path) -> None:
         plot="eval/average/accuracy",
         xscale="log",
     )
-    print(f"\n{comparison.table()}")
-    print("\n".join(comparison.notes))
-    path = folder / f"{STUDY}.png"
-    assert comparison.figure is not None
-    comparison.figure.savefig(path, dpi=150)
-    print(f"figure: {path}", flush=True)
-
-
-def main(overrides: list[str]) -> None:
-    """Sweep and compare."""
-    folder = sweep(STUDY, overrides)
-    table(folder)
 
 
 if __name__ == "__main__":
