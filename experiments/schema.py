@@ -3,9 +3,10 @@
 import difflib
 import inspect
 import pkgutil
+import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -134,9 +135,41 @@ def _refuse_options(node: Any, path: str) -> None:
             raise ValueError(f"{path}.{name} is no option of {node['_target_']}: {suggestion(name, others)}")
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        kind = "a number" if float in kinds else "a whole number" if int in kinds else "true or false"
+        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+            raise ValueError(f"{path}.{name}={str(value).lower()}, and {node['_target_']} takes {kind} there")
+        if isinstance(value, float) and int in kinds and not {float, str} & {*kinds}:
+            raise ValueError(f"{path}.{name}={value}, and {node['_target_']} takes a whole number there")
+        if kinds == (bool,) and not isinstance(value, bool):
+            raise ValueError(f"{path}.{name}={value}, and {node['_target_']} takes true or false there")
         if (int in kinds or float in kinds) and str not in kinds:
             if isinstance(value, str):
                 raise ValueError(f"{path}.{name}={value} is text, and {node['_target_']} takes a number there")
             if value is None and types.NoneType not in kinds:
                 raise ValueError(f"{path}.{name}=null, and {node['_target_']} needs a number there")
+        if not _fits(value, hint):
+            said = re.sub(r"\w+\.|<class '|'>", "", str(hint))
+            raise ValueError(f"{path}.{name}={value}, and {node['_target_']} takes {said} there")
         _refuse_options(value, f"{path}.{name}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether plain data may be meant by a type; of types that are no plain data everything may.
+
+    >>> from collections.abc import Sequence
+    >>> [_fits(value, Sequence[int] | None) for value in ([0, 1], None, 5, ["a"])]
+    [True, True, False, False]
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, kind) for kind in inner)
+    if isinstance(value, dict):  # to be instantiated
+        return True
+    if origin in (Sequence, list, tuple):
+        kinds = (
+            inner if origin is tuple and ... not in inner else inner[:1] * len(value if isinstance(value, list) else ())
+        )
+        return isinstance(value, list) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint in (int, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None if hint is types.NoneType else True

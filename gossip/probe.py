@@ -43,6 +43,8 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
     Probe(gamma=0.47, limit=0.63)
     """
     schedule, algorithm, size = as_schedule(mixing), _plain(algorithm), d
+    if schedule.n == 1:  # nobody to agree with
+        return Probe(1.0, CAP)
     compressor, size = small(cast(Any, algorithm).compressor, d)
     algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor)
 

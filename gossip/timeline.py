@@ -73,6 +73,9 @@ class Timeline:
             raise ValueError(
                 f"the links are known of {known} workers and there are {n}: give tables for all of them, or n={known}"
             )
+        slow = max(getattr(cost.work, "workers", ()), default=0)
+        if slow >= n:
+            raise ValueError(f"worker {slow} is to be slow, and the workers are 0…{n - 1}: name one of them")
         self.cost, self.n, self.local_steps, self.overlap = cost, n, local_steps, overlap
         self.clock, self.idle = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
         self._workers = torch.arange(n).repeat(local_steps)

@@ -447,3 +447,8 @@ def test_the_map_of_where_gossip_wins(tmp_path, monkeypatch):
     monkeypatch.setattr(where_gossip_wins, "TARGET", 1.1)
     with pytest.raises(ValueError, match="give it more rounds"):
         where_gossip_wins.needed(tmp_path)
+
+
+def test_a_straggler_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="worker 9 is to be slow, and the workers are 0…7"):
+        gossip.Timeline(gossip.Cost(gossip.work.Slow(workers=(0, 9))), n=8)

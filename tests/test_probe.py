@@ -61,6 +61,10 @@ def test_the_probe_is_deterministic_and_takes_the_graph_into_account():
     assert ring != complete
 
 
+def test_one_worker_alone_has_any_gamma():
+    assert probe(Choco(compressor=gossip.Sign()), graphs.complete(1), 10).gamma == 1
+
+
 def test_auto_is_resolved_where_runs_begin():
     x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     _, distance = gossip.consensus(x, graphs.ring(8), 400, compressor=TopK(0.2), gamma="auto", history=True)

@@ -473,3 +473,12 @@ def test_memory_and_varying_lengths_under_the_asynchronous_clock(compressor):
     *_, last = gossip.simulate(lambda x, workers, step: x - b[workers], algorithm, graphs.ring(8), 30, **options)
     assert last.bits > 0
     assert float((last.x.mean(0) - b.mean(0)).square().sum()) < 0.3 * float(b.mean(0).square().sum())
+
+
+def test_scaled_random_k_has_no_start_value_of_gamma():
+    with pytest.raises(ValueError, match="RandK names no start value"):
+        gossip.Choco(compressor=gossip.RandK(0.1, unbiased=True))
+
+
+def test_block_top_k_of_no_rows_is_a_message_of_no_rows():
+    assert gossip.BlockTopK(0.5, block=4)(torch.zeros(0, 9)).dense().shape == (0, 9)

@@ -57,7 +57,7 @@ class BlockTopK:
         values = x.gather(1, place.clamp(max=d - 1))
         if whole < d:
             values.masked_fill_(place >= d, 0)
-        return Blocks(sparse(values.view(m, -1, b), index, energy.shape[1], self.indices), d, b)
+        return Blocks(sparse(values.view(m, index.shape[1], b), index, energy.shape[1], self.indices), d, b)
 
     @property
     def gamma(self) -> float:
@@ -80,7 +80,7 @@ def _energy(x: Tensor, whole: int, b: int) -> Tensor:
 
     def sums(x: Tensor) -> Tensor:
         parts = [x[:, :whole].unflatten(1, (-1, b)), x[:, None, whole:]]
-        norms = [torch.linalg.vector_norm(p, dim=2, dtype=kind) for p in parts if p.numel()]
+        norms = [torch.linalg.vector_norm(p, dim=2, dtype=kind) for p in parts if p.shape[1] * p.shape[2]]
         return torch.cat(norms, 1).square_()
 
     energy = sums(x)
@@ -109,7 +109,7 @@ class Blocks(Payload):
         return values.flatten(1), index
 
     def like(self, parts: tuple[Tensor, ...]) -> Blocks:
-        values = parts[0].view(len(parts[0]), -1, self.b)
+        values = parts[0].unflatten(1, (-1, self.b))
         return Blocks(self.inner.like((values, *parts[1:])), self.d, self.b)
 
     def placed(self) -> Sparse:

@@ -52,7 +52,9 @@ class RandK:
 
     @property
     def gamma(self) -> float:
-        """Start value of γ: k/d. On Gaussian rows a ring of 25 stands up to about 1.5 k/d."""
+        """Start value of γ, of the unscaled form: k/d. On Gaussian rows a ring of 25 stands up to about 1.5 k/d."""
+        if self.unbiased:
+            raise AttributeError("with unbiased=True RandK is no contraction in general, and has no start value of γ")
         return self.ratio
 
     def kept(self, d: int) -> int:
