@@ -11,7 +11,8 @@ distance and every x-axis, in one row. Pure functions of per-row metrics, whoeve
 | `eval/best/<name>` | the best worker's |
 | `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
 | `train/loss` | mean over workers of the last batch loss |
-| `workers` | how many are left, in a run with faults |
+| `workers` | how many are left, in a run with faults or under the live clock |
+| `live/…` | what the live clock's exchanges took, mean over workers, and each worker's share of all steps; in the last row |
 | `staleness/mean`, `staleness/worst` | gradients that others applied while one was computed (clock=asynchronous) |
 | `idle/mean`, `idle/worst` | the share of the simulated seconds for which a worker computes nothing |
 | `round`, `epoch`, `samples`, `bits`, `megabytes`, `seconds`, `simulated` | x-axes; work and traffic are means per worker |
