@@ -278,7 +278,9 @@ def test_a_compressor_that_refuses_a_diverged_row_ends_the_run_with_its_record(t
     run(config("task=quadratic", f"launch={kind}", *options), tmp_path)
     record = records.read(tmp_path)
     assert record.status["status"] == "diverged"
-    assert re.search(r"row \d+ of the \d+ rows to compress holds NaN or an infinity", record.status["reason"])
+    assert re.search(
+        r"row \d+ \(worker \d+\) of the \d+ rows to compress holds NaN or an infinity", record.status["reason"]
+    )
     assert [row["round"] for row in record.rows] == [0]
 
 
