@@ -238,8 +238,12 @@ class Run:
     Args:
         clock: the options.
         oracle: (x (k, d), workers (k,), steps (k,)) → gradients (k, d), or (gradients, losses).
+        schedule: whose edges say who may meet whom; its W is that of groups and of synchronous phases.
         x: the hosted workers' start (m, d); taken over.
         cost: seconds of gradients and messages; every gradient one second and messages none if None.
+        seed: of the neighbours that are drawn, and of what compressors draw.
+        local_steps: gradients between a worker's exchanges.
+        placement, transport: see `gossip.Network`.
 
     Attributes:
         trace: who meets whom and when; its `time`, `updates`, `steps`, `idle`, `staleness`.

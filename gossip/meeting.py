@@ -37,6 +37,15 @@ class Meeting(Network):
 
     Workers in other processes are reached point to point; a process that hosts none of those who meet takes no part.
     Every process must enter the same meetings in the same order.
+
+    >>> import graphs
+    >>> from gossip.trace import HALF
+    >>> net, x = Meeting(graphs.as_schedule(graphs.ring(8))), torch.tensor([[1.0], [3.0]])
+    >>> net.enter(0, (5, 4), [(HALF, (0, 1))], events=(0, 0))
+    >>> net.mix(x)
+    >>> net.leave()
+    >>> x.tolist(), net.meter.bits.tolist()
+    ([[2.0], [2.0]], [0, 0, 0, 0, 32, 32, 0, 0])
     """
 
     def __init__(

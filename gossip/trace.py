@@ -103,6 +103,7 @@ class Trace:
     Args:
         graph: who may meet whom.
         cost: seconds of gradients and messages.
+        seed: of the neighbours that are drawn, and of how many local steps if `geometric`.
         meet: "average", "push", or "server": worker i sends its gradient to the server, beside worker 0, and fetches the model.
         local_steps, geometric: gradients between exchanges: so many, or that in the mean, drawn geometrically.
         adapt_first: apply the gradient before the two average.
@@ -118,6 +119,16 @@ class Trace:
         idle: virtual seconds that each worker did not compute: it waited for slower ones, or for answers.
         staleness: how many gradients others applied while one was computed → how often that was so.
         mode: the current one.
+
+    >>> import graphs
+    >>> trace = Trace(Graph(graphs.as_schedule(graphs.path(2))), Unit())
+    >>> for _ in range(2):
+    ...     for event in trace.advance():
+    ...         print(event.number, event.time, event.rows, event.steps, event.begins)
+    0 1.0 (0, 1) (0,) (0,)
+    1 1.0 (1, 0) (1,) (1,)
+    >>> trace.staleness                                               # worker 0 had applied one while 1 computed
+    {0: 1, 1: 1}
     """
 
     PLAIN = (
