@@ -2,6 +2,13 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from graphs import slem
+
+from .compress import Identity
+
 
 def check_gamma(gamma: float | str | None, compressor: Any) -> None:
     """A consensus step size: a number in (0, 2], None where the compressor has a start value, or "auto"."""
@@ -32,3 +39,17 @@ def step_size(gamma: float | str | None, compressor: Any) -> float:
             "gossip.simulate, gossip.wrap and the command do"
         )
     return compressor.gamma if gamma is None else gamma
+
+
+def damped_rate(W: Tensor, gamma: float, compressor: Any) -> float | None:
+    """The SLEM of I − γ (I − W), the rate without compression; None with it, where only bounds are known.
+
+    >>> import gossip, graphs
+    >>> W = graphs.metropolis(graphs.complete(4))
+    >>> round(damped_rate(W, 0.25, gossip.Identity()), 12), damped_rate(W, 0.25, gossip.Sign())
+    (0.75, None)
+    """
+    if not isinstance(compressor, Identity):
+        return None
+    W = W.to_dense()
+    return slem(W.mul(gamma) + (1 - gamma) * torch.eye(len(W), dtype=W.dtype))

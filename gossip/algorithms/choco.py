@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from graphs import slem
-
 from ..algorithm import Algorithm, Gradient
 from ..compress import Compressor, Identity
 from ..compress.payload import compress, memory_of
-from ..gamma import check_gamma, step_size
+from ..gamma import check_gamma, damped_rate, step_size
 from ..network import Network
 from ..optimizer import LocalOptimizer, OptimizerFactory, sgd
 
@@ -66,11 +64,7 @@ class Choco(Algorithm):
         return step_size(self.gamma, self.compressor)
 
     def rate(self, W: Tensor) -> float | None:
-        """The SLEM of I − γ (I − W) without compression; with it, only bounds are known."""
-        if not isinstance(self.compressor, Identity):
-            return None
-        W = W.to_dense()
-        return slem(W.mul(self.step) + (1 - self.step) * torch.eye(len(W), dtype=W.dtype))
+        return damped_rate(W, self.step, self.compressor)
 
     def init(self, x: Tensor) -> State:
         zeros = torch.zeros_like
