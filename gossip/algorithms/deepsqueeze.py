@@ -40,6 +40,15 @@ class DeepSqueeze(Algorithm):
         optimizer: makes the local optimizer from parameters.
         compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
         gamma: consensus step size γ in (0, 2]; None is the compressor's start value, "auto" that of a probe, see `gossip.probe`.
+
+    >>> import gossip, graphs
+    >>> b = torch.arange(8.0)[:, None]                                           # f_i(x) = (x − b_i)² / 2
+    >>> def end(algorithm, **options):
+    ...     gradient, ring = lambda x, workers, step: x - b, graphs.ring(8)
+    ...     *_, last = gossip.simulate(gradient, algorithm, ring, 50, x0=torch.zeros(1), **options)
+    ...     return last.x
+    >>> torch.allclose(end(DeepSqueeze()), end(gossip.DPSGD()))                 # the identity, γ = 1
+    True
     """
 
     optimizer: OptimizerFactory = sgd
