@@ -145,7 +145,7 @@ class Asynchronous:
         return groups
 
     @property
-    def _parted(self) -> bool:
+    def _mixes_many(self) -> bool:
         """Whether more than two ever mix."""
         return self.groups is not None or self.waiting is not None or any(m != "asynchronous" for _, m in self.phases)
 
@@ -161,7 +161,7 @@ class Asynchronous:
     def _check(self, algorithm: Algorithm, schedule: Schedule) -> None:
         name, meet = type(algorithm).__name__, meeting(algorithm)
         if meet == "server":
-            if self._parted:
+            if self._mixes_many:
                 raise Incompatible(
                     "AllReduce under the asynchronous clock is a parameter server, which has no groups and no synchronous "
                     "phases: leave out groups, phases and waiting; bound=0 makes it synchronous"
@@ -178,7 +178,7 @@ class Asynchronous:
         has = {"column_stochastic"} | (
             {"row_stochastic", "doubly_stochastic", "symmetric"} if meet == "average" else set()
         )
-        if algorithm.memory and not (self._parted and not schedule.static):
+        if algorithm.memory and not (self._mixes_many and not schedule.static):
             has.add("static")  # each link has a memory of its own, for one W
         for needed in sorted(algorithm.requires - {"contractive"} - has):
             raise Incompatible(
@@ -187,7 +187,7 @@ class Asynchronous:
             )
         if (offence := schedule.offence("contractive")) is not None and "does not connect" in offence:
             raise Incompatible(f"{name} under the asynchronous clock needs a connected graph, and {offence}: add edges")
-        if self._parted:
+        if self._mixes_many:
             algorithm.check(schedule)
 
 

@@ -70,7 +70,7 @@ class Links:
 
     def message(self, source: int, target: int, bytes: float) -> float:
         """Seconds from the moment a message of so many bytes is sent until it is there, alone on the network."""
-        latency, bandwidth = self._tables
+        latency, bandwidth = self.tables
         if isinstance(latency, np.ndarray):
             latency = float(latency[source, target])
         if isinstance(bandwidth, np.ndarray):
@@ -81,18 +81,19 @@ class Links:
 
     def of(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(E,) latencies and (E,) bandwidths of these links."""
-        values = (t[source, target] if isinstance(t, np.ndarray) else np.full(len(source), t) for t in self._tables)
+        values = (t[source, target] if isinstance(t, np.ndarray) else np.full(len(source), t) for t in self.tables)
         latency, bandwidth = values
         return latency, bandwidth
 
     @property
     def n(self) -> int | None:
         """Workers that the tables speak of; None if one number serves all."""
-        sizes = [len(t) for t in self._tables if isinstance(t, np.ndarray)]
+        sizes = [len(t) for t in self.tables if isinstance(t, np.ndarray)]
         return min(sizes + ([len(self.hosts)] if self.hosts is not None else []), default=None)
 
     @cached_property
-    def _tables(self) -> tuple[Any, Any]:
+    def tables(self) -> tuple[Any, Any]:
+        """Latency and bandwidth, each one float for all links or an (n, n) array."""
         return _table(self.latency), _table(self.bandwidth)
 
 

@@ -20,7 +20,7 @@ from .algorithm import Algorithm
 from .algorithms import DPSGD, Choco
 from .compress import Compressor, Identity
 from .row import ModelRow
-from .transport import TIMEOUT, PeerError, Transport, _interface
+from .transport import TIMEOUT, PeerError, Transport, interface
 from .wire import Packet, row_bits, spec
 
 ASK, REPLY, GIVE, GIVEN, NOTE, END = range(6)  # kinds of messages; REPLY answers ASK, GIVEN answers GIVE
@@ -142,7 +142,7 @@ class Live:
         if isinstance(compressor, Identity):
             compressor = None
         if isinstance(store, str | os.PathLike):
-            if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := _interface("localhost")):
+            if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := interface("localhost")):
                 os.environ["GLOO_SOCKET_IFNAME"] = found
             store = dist.FileStore(os.fspath(store), -1)
         self.x, self.topology, self.rank, self.store, self.timeout = x, topology, rank, store, timeout
@@ -250,7 +250,7 @@ class Live:
             rounds: of synchronous gossip by Metropolis weights on the edges that are left; None: as many as bring the
                 disagreement down to 1 %. 0 leaves the models apart.
             average: gives the exact average of all workers' x (a collective); it follows the rounds, unless these are 0
-                or somebody was lost.
+                or somebody was lost. The report's `averaged` tells whether it was reached.
         """
         begun = time.perf_counter()
         self._await(lambda: not any(e.pending for e in self.edges.values()), self.timeout)
@@ -288,10 +288,12 @@ class Live:
         if rounds is None:
             rounds = self._rounds()
         self._mix(rounds)
+        averaged = False
         if rounds and whole and average is not None:
-            with contextlib.suppress(PeerError):
+            with contextlib.suppress(PeerError):  # somebody was lost just now: what the rounds made stays
                 self.x.copy_(average(self.x))
-        return self.report()
+                averaged = True
+        return self.report() | {"averaged": averaged}
 
     def report(self) -> dict[str, Any]:
         """Counts, staleness and seconds of this worker.
@@ -518,7 +520,7 @@ class Live:
         """The neighbour is gone: its edge is closed, everybody will hear of it, and nothing else changes."""
         if edge.peer in self.lost:
             return
-        self.lost[edge.peer] = reason.splitlines()[0]
+        self.lost[edge.peer] = reason.partition("\n")[0]
         edge.open = edge.pending = False
         self.states[edge.peer] = edge.life * (AGAIN + 1) + LOST
         self._news = True
@@ -669,9 +671,11 @@ class LiveOptimizer(torch.optim.Optimizer):
                 scale = self.live.scale() if self.reweight else 1.0
                 for group, rate in zip(self.param_groups, rates):
                     group["lr"] = rate * scale
-                self.row.step(x, g)
-                for group, rate in zip(self.param_groups, rates):
-                    group["lr"] = rate
+                try:
+                    self.row.step(x, g)
+                finally:
+                    for group, rate in zip(self.param_groups, rates):
+                        group["lr"] = rate
             self.live.stepped(self.z)
         self.row.refresh()
         if self.steps % self.local_steps == 0:

@@ -42,7 +42,7 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
     >>> probe(gossip.Choco(compressor=gossip.TopK(0.2)), graphs.ring(8), 50)
     Probe(gamma=0.47, limit=0.63)
     """
-    schedule, algorithm, size = as_schedule(mixing), _plain(algorithm), d
+    schedule, algorithm = as_schedule(mixing), _plain(algorithm)
     if schedule.n == 1:  # nobody to agree with
         return Probe(1.0, CAP)
     compressor, size = small(cast(Any, algorithm).compressor, d)
@@ -155,6 +155,6 @@ def _rounds(compressor: Any, d: int) -> int:
 def _plain(algorithm: Algorithm) -> Algorithm:
     if not hasattr(algorithm, "gamma"):
         raise ValueError(
-            f"{type(algorithm).__name__} has no consensus step size gamma to probe: use Choco or DeepSqueeze"
+            f"{type(algorithm).__name__} has no consensus step size gamma to probe: use Choco, DeepSqueeze or EFDPSGD"
         )
     return dataclasses.replace(cast(Any, algorithm), optimizer=sgd)

@@ -146,7 +146,7 @@ class Timeline:
     def _server(self, leave: np.ndarray, bytes: float) -> np.ndarray:
         """All send to a host of its own and hear from it: 2 (ℓ + n M / B), from when the last has come."""
         links = self.cost.links
-        latency, bandwidth = (float(np.max(links._tables[0])), float(np.min(links._tables[1])))
+        latency, bandwidth = float(np.max(links.tables[0])), float(np.min(links.tables[1]))
         there = 2 * (latency + bytes / min(bandwidth, links.nic)) + 4 * links.per_message
         return np.full_like(leave, float(leave.max()) + there)
 
@@ -249,9 +249,12 @@ def seconds_per_round(
     """Mean seconds of a round once the start is forgotten: over the second half of some rounds.
 
     Args:
+        cost: seconds of steps and messages.
         mixing: a schedule, a mixing matrix or a topology.
-        bytes: of a message, or of the model that is averaged.
+        bytes: of a message, or of the model that is averaged; a list holds one number per worker.
+        rounds: how many are gone through.
         all_reduce: average exactly rather than along the graph.
+        local_steps, overlap: see `Timeline`.
 
     D-PSGD on a ring, one-peer D-PSGD and an all-reduce of 102.4 MB among 16 workers, at 0.1 ms and 10 Gbit/s:
 

@@ -308,7 +308,7 @@ def connect(
                 "`torchrun --nproc-per-node N script.py`, or pass rank, size and store='file:///path'"
             )
         host = "localhost" if store is not None else os.environ.get("MASTER_ADDR", "")
-        if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := _interface(host)):
+        if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := interface(host)):
             # gloo binds where the host's own name resolves, which need not be where the others are, nor exist.
             os.environ["GLOO_SOCKET_IFNAME"] = found
         try:
@@ -329,8 +329,12 @@ def connect(
     return Transport(group, timeout)
 
 
-def _interface(host: str) -> str | None:
-    """The network interface by which this machine reaches a host, or None where the system does not tell."""
+def interface(host: str) -> str | None:
+    """The network interface by which this machine reaches a host, or None where the system does not tell.
+
+    >>> interface("localhost") in ("lo", "lo0")
+    True
+    """
     if host in ("localhost", "127.0.0.1"):
         return "lo0" if sys.platform == "darwin" else "lo"
     with contextlib.suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

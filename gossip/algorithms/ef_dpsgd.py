@@ -36,9 +36,9 @@ class EFDPSGD(Algorithm):
         q_i &= C(x_i − \\hat x_i), \\quad \\hat x_i ← \\hat x_i + q_i, \\quad e_i = β (x_i − \\hat x_i)
 
     The model is x̂, which the neighbours know exactly: gradients are taken where the messages have got to, while CHOCO-SGD
-    takes them at x. The first message is the model itself. β < 1 discounts the error (DEFD-PSGD); β = 0, γ = 1 is DCD-PSGD,
-    which diverges under coarse compression. With C = identity and γ = 1 it is the original D-PSGD (adapt-while-combine),
-    stable for η h < 1 + λ_n. The running sum is only right for a fixed W.
+    takes them at x. The first message is the model itself. β < 1 discounts the error (DEFD-PSGD, openreview
+    zqXANcFO9T); β = 0, γ = 1 is DCD-PSGD, which diverges under coarse compression. With C = identity and γ = 1 it is the
+    original D-PSGD (adapt-while-combine), stable for η h < 1 + λ_n. The running sum is only right for a fixed W.
 
     Args:
         optimizer: makes the local optimizer from parameters.
