@@ -2,7 +2,7 @@
 
 import sys
 
-from . import asynchronous, compress, cost, engine, hosts, spectra, wire
+from . import asynchronous, compress, cost, engine, hosts, spectra, training, wire
 from .harness import table
 
 GROUPS = {
@@ -12,6 +12,7 @@ GROUPS = {
     "engine": engine,
     "hosts": hosts,
     "spectra": spectra,
+    "training": training,
     "wire": wire,
 }
 

@@ -56,7 +56,6 @@ METHODS: dict[str, Callable[..., tuple[nn.Module, Any]]] = {
     "all-reduce": data_parallel,
     "ring": wrapped(graphs.ring(HOSTS), gossip.DPSGD()),
     "one-peer, overlapped": wrapped(graphs.one_peer_exponential(HOSTS), gossip.DPSGD(), overlap=True),
-    "ring in 4 buckets": wrapped(graphs.ring(HOSTS), gossip.DPSGD(), buckets=4),
     "CHOCO top-k 1 %": wrapped(graphs.ring(HOSTS), gossip.Choco(compressor=gossip.TopK(0.01), gamma=0.04)),
 }
 
@@ -148,6 +147,40 @@ def hidden(d: int, repeat: int) -> None:
     gossip.disconnect()
 
 
+def early(repeat: int) -> None:
+    """On every host: median seconds of a training step whose heavy layers come first and whose many parameters last.
+
+    Without and with buckets, in turn.
+    """
+    torch.set_num_threads(1)
+    transport = gossip.connect(timeout=120)
+    images = torch.randn(8, 32, 48, 48)
+    steps: dict[str, Callable[[], None]] = {}
+    for name, buckets in (("whole", 1), ("buckets", 2)):
+        heavy = [layer for _ in range(6) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())]
+        model = nn.Sequential(*heavy, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4608, 217))
+        inner, mixing = torch.optim.SGD(model.parameters(), lr=1e-4), graphs.one_peer_exponential(transport.size)
+        optimizer = gossip.wrap(inner, gossip.DPSGD(), mixing, transport=transport, buckets=buckets)
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+
+        steps[name] = step
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeat):
+        for name, step in steps.items():
+            transport.barrier()
+            began = time.perf_counter()
+            for _ in range(3):
+                step()
+            taken[name].append(max(transport.gather((time.perf_counter() - began) / 3)))
+    if transport.rank == 0:
+        print("RESULT", json.dumps({name: median(times) for name, times in taken.items()}))
+    gossip.disconnect()
+
+
 def rows() -> Iterator[Row]:
     """The part of the table about training across hosts."""
     reason = netlab.unavailable()
@@ -163,6 +196,12 @@ def rows() -> Iterator[Row]:
     detail = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in found.items())
     where = "4 hosts, 100 Mbit/s"
     yield at_least(f"share of the exchange hidden by overlap, {where}", "the exchange", share, 0.7, detail)
+    with netlab.bridged(HOSTS, RATE) as hosts:
+        code = "from tests.benchmarks.training import early; early(5)"
+        printed = hosts.everywhere([sys.executable, "-c", code], timeout=300)[0]
+    found = json.loads(printed.partition("RESULT ")[2])
+    detail = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in found.items())
+    yield at_least(f"a step with buckets, {where}", "without", found["whole"] / found["buckets"], 1.1, detail)
     if not Path("/usr/share/datasets/fashion-mnist").exists():
         print("training: Fashion-MNIST is not here; apt-get install dataset-fashion-mnist")
         return
