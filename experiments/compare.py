@@ -191,7 +191,8 @@ def compare(
     result = Comparison(rows, curves, notes, by=",".join(bys))
     if figure:
         counts = sorted({row["runs"] for row in rows})
-        title = f"mean ± standard error over {'–'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} runs"
+        many = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        title = "one run each" if counts == [1] else f"mean ± standard error over {many} runs"
         title += f"; {incomplete} incomplete" if incomplete else ""
         rule = target if plotted[:1] == ys[:1] else None
         result.figure = draw(curves, xs, plotted, title, rule, xscale, yscale, looks)

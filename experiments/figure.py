@@ -40,6 +40,7 @@ def draw(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(1.2 + 5.2 * len(xs), 0.8 + 3.2 * len(ys) + 0.2 * len(curves)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -63,6 +64,10 @@ def draw(
             remarks = []
             if left is not None:
                 panel.set_xscale("log")
+                if _decades(every_x) < 2.5:  # where matplotlib writes 2 × 10⁻¹, 3 × 10⁻¹, … over each other
+                    panel.xaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+                    panel.xaxis.set_minor_formatter("{x:g}")
+                    panel.xaxis.set_major_formatter("{x:g}")
                 remarks += ["without 0"] if min(every_x) < left else []
             if low is not None:
                 panel.set_yscale("log")

@@ -95,7 +95,9 @@ def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) ->
     algorithm: Any = setup.algorithm
     gamma = config["algorithm"].get("gamma")
     if gamma == "auto":
-        log.info("gamma=%g, found by the probe", algorithm.gamma)
+        found = f"algorithm.gamma={algorithm.gamma:g}, found by the probe"
+        log.info("%s", found)
+        say(found)
         return config | {"algorithm": config["algorithm"] | {"gamma": algorithm.gamma}}
     if gamma is not None and not isinstance(algorithm.compressor, gossip.Identity) and setup.schedule.n > 1:
         compressor, size = small(algorithm.compressor, len(setup.task.initial()))
@@ -187,7 +189,9 @@ def _recorded(
 
 def _summary(row: dict[str, Any], folder: Path) -> str:
     lines = [f"round {row['round']}, {row['megabytes']:.4g} MB sent per worker, {row['seconds']:.3g} s of training"]
-    lines += [f"{name:>24} {value:.6g}" for name, value in row.items() if "/" in name]
+    shown = {name: value for name, value in row.items() if "/" in name}
+    width = max(map(len, shown), default=0)
+    lines += [f"  {name:>{width}} {value:.6g}" for name, value in shown.items()]
     status = records.read(folder).status
     reason = [status["reason"]] if status["reason"] else []
     return "\n".join([*lines, *reason, f"record: {folder}"])

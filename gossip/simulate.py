@@ -95,6 +95,8 @@ def simulate(
     else:
         if overlap:
             raise ValueError("overlap=True under an asynchronous clock, where nobody waits for a round: leave it out")
+        if not isinstance(clock, Asynchronous):
+            raise TypeError(f"clock={clock!r} is no gossip.Asynchronous(…): pass one, or None for rounds in lockstep")
         clock.check(algorithm, schedule, force=force)
     function: Any = getattr(task, "gradient", task)
     if x0 is None:
