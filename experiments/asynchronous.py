@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 
 import gossip
 from experiments import metrics
+from experiments.divergence import Divergence
 from gossip import checkpoint
 from gossip.asynchronous import Run
 
@@ -86,10 +87,10 @@ def train(
         run.restore(table)
         seconds = table.get("seconds", 0.0)
         log.info("resumed from %s at round %d", config["resume"], trace.updates // work)
-    trajectory = []
+    trajectory, diverged = [], Divergence()
 
     def evaluate() -> bool:
-        """Hand out a row of metrics; False if the models are not finite any more."""
+        """Hand out a row of metrics; False if the run has diverged."""
         x = run.models
         bits = net.gather(net.meter.bits[net.rows])
         losses = net.gather(run.progress.losses)
@@ -112,7 +113,7 @@ def train(
             emit(row)
             if everyone is not None:
                 trajectory.append(everyone.clone())
-        return math.isfinite(row["consensus/distance"])
+        return diverged(row) is None
 
     with torch.no_grad():
         if table is None:

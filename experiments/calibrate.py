@@ -156,8 +156,11 @@ def exchanges(transport: gossip.Transport, seconds: float = 1.0) -> Measured:
         once()
         first = max(transport.gather(_seconds(once, 1)))
         once()  # now all of them are here
-        repeat = max(3, min(50, int(seconds / (first + pause) / 2)))
-        return median((time.sleep(pause), _seconds(once, 1))[1] for _ in range(repeat))
+        times = []
+        for _ in range(max(3, min(50, int(seconds / (first + pause) / 2)))):
+            time.sleep(pause)
+            times.append(_seconds(once, 1))
+        return median(times)
 
     everybody = torch.full((n, n), 1 / n, dtype=torch.float64)
     first = max(transport.gather(_seconds(mixed(everybody, LARGE // 40), 2)))

@@ -19,10 +19,10 @@ class Work(Protocol):
     def __call__(self, workers: Tensor, steps: Tensor) -> Tensor: ...
 
 
-def _at_least_zero(name: str, value: float) -> None:
+def _at_least_zero(name: str, value: float, what: str = "it is in seconds") -> None:
     """Refuse what is no time."""
     if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-        raise ValueError(f"{name}={value!r} is not a number of at least 0: give it in seconds")
+        raise ValueError(f"{name}={value!r} is not a finite number of at least 0: {what}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _at_least_zero("seconds", self.seconds)
-        _at_least_zero("sigma", self.sigma)
+        _at_least_zero("sigma", self.sigma, "it is the spread of the times' logarithm, such as 0.5")
 
     def __call__(self, workers: Tensor, steps: Tensor) -> Tensor:
         z = rng.normal(rng.key(self.seed, "work", workers, steps), 1)[:, 0]
