@@ -61,7 +61,7 @@ class Cast:
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMATS:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(FORMATS)}")
+            raise ValueError(f'dtype={self.dtype!r} is not one of {", ".join(FORMATS)}, by name: Cast("bfloat16")')
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Narrow:
         """Compress each row of (m, d)."""
