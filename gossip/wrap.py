@@ -58,8 +58,9 @@ def wrap(
         local_steps: exchange after every so many steps.
         overlap: leave each exchange in flight during the next forward and backward pass; the algorithm's overlapped form.
         buckets: cut the parameters into so many groups, and step and send each as soon as its gradients are there, so that
-            the exchange of the last layers starts while backward works on the first. Computes the same. Takes one backward
-            pass per step, and gradients must not be changed after it (clipping, GradScaler).
+            the exchange of the last layers starts while backward works on the first. Computes the same. For DPSGD, without
+            overlap or local steps. Takes one backward pass per step, and gradients must not be changed after it (clipping,
+            GradScaler).
         model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about.
         buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange, of running
             variances the second moment, so that they come to hold what the workers' means differ by. Counters are local.
@@ -71,7 +72,8 @@ def wrap(
         broadcast: start every worker from rank 0's parameters (and floating buffers).
         force: run although the algorithm refuses the schedule, with a warning.
         clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.live.LiveOptimizer`, whose workers average in pairs
-            and wait for nobody (DPSGD, or Choco for compressed exchanges).
+            and wait for nobody (DPSGD, or Choco for compressed exchanges). Call its `finish()` in the end; until then there
+            is no `average_model`.
         reweight: live only: scale the steps so that the data of fast workers do not count more.
 
     Raises:
