@@ -45,15 +45,6 @@ class EFDPSGD(Algorithm):
         compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
         gamma: consensus step size γ in (0, 2]; None is the compressor's start value, "auto" that of a probe, see `gossip.probe`.
         discount: β in [0, 1].
-
-    >>> import gossip, graphs
-    >>> b = torch.arange(8.0)[:, None]                                           # f_i(x) = (x − b_i)² / 2
-    >>> def end(algorithm, **options):
-    ...     gradient, ring = lambda x, workers, step: x - b, graphs.ring(8)
-    ...     *_, last = gossip.simulate(gradient, algorithm, ring, 50, x0=torch.zeros(1), **options)
-    ...     return last.x
-    >>> torch.allclose(end(EFDPSGD()), end(gossip.DPSGD(), overlap=True))
-    True
     """
 
     optimizer: OptimizerFactory = sgd
