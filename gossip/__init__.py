@@ -35,6 +35,8 @@ from .cost import Cost
 from .faults import Faults
 from .layout import Layout
 from .links import Links, fibre, two_level
+from .live import Live
+from .live_wrap import LiveOptimizer
 from .lockstep import lockstep
 from .meter import Meter
 from .network import Network
@@ -73,6 +75,8 @@ __all__ = [
     "LInf",
     "Layout",
     "Links",
+    "Live",
+    "LiveOptimizer",
     "LocalOptimizer",
     "LowRank",
     "Meter",

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphs import Incompatible, Schedule, Topology, from_edges, metropolis, slem
 
@@ -19,8 +18,7 @@ from . import rng
 from .algorithm import Algorithm
 from .algorithms import DPSGD, Choco
 from .compress import Compressor, Identity
-from .row import ModelRow
-from .transport import TIMEOUT, PeerError, Transport, interface
+from .transport import TIMEOUT, PeerError, interface
 from .wire import Packet, row_bits, spec
 
 ASK, REPLY, GIVE, GIVEN, NOTE, END = range(6)  # kinds of messages; REPLY answers ASK, GIVEN answers GIVE
@@ -578,159 +576,6 @@ def _refuse(topology: Topology, rank: int, drop: float) -> None:
         raise ValueError(f"rank {rank} is outside 0…{topology.n - 1}, the workers of the topology")
     if not 0 <= drop < 1:
         raise ValueError(f"drop={drop!r} is not in [0, 1): it is the probability that an exchange is lost")
-
-
-class LiveOptimizer(torch.optim.Optimizer):
-    """What `wrap(…, clock="live")` returns: a torch optimizer whose `step` never waits for anybody (see `Live`).
-
-    The gradient is that of the snapshot z which the model shows; the step is applied to the row x, which has met others
-    meanwhile (that is AD-PSGD), and z becomes x:
-
-    .. math:: x_i ← x_i − η g_i(z_i), \\quad z_i ← x_i
-
-    Workers may take as many steps as they like; `total` tells how many all took together. Call `finish` on every rank in the
-    end: it answers the others until all have finished, and leaves the same model everywhere.
-
-    Args:
-        optimizer: the user's; its learning rates stay adjustable.
-        algorithm: DPSGD, or Choco for compressed exchanges.
-        schedule: a fixed symmetric W, of which only the edges count.
-        local_steps: try to begin an exchange after every so many steps.
-        model: whose floating buffers are those of rank 0 at the start (with `broadcast`) and local from then on.
-        transport: the processes.
-        seed: of the choice of neighbours and of compressors.
-        broadcast: start every worker from rank 0's parameters.
-        reweight: multiply the learning rate by `Live.scale`, mean steps / own steps within [1/8, 8], so that the data of
-            workers that step often do not count more.
-
-    Attributes:
-        live: the row's exchanges; `live.report()` says what they took.
-    """
-
-    _step_supports_amp_scaling = True
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        algorithm: Algorithm,
-        schedule: Schedule,
-        *,
-        transport: Transport,
-        local_steps: int = 1,
-        model: nn.Module | None = None,
-        seed: int = 0,
-        broadcast: bool = True,
-        reweight: bool = False,
-    ) -> None:
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.inner, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
-        self.transport, self.local_steps, self.reweight = transport, local_steps, reweight
-        options, topology = pairwise(algorithm), edges_of(schedule)
-        transport.settle()
-        self.row = row = ModelRow(optimizer)
-        facts: dict[str, Any] = row.facts() | {"clock": "live", "local_steps": local_steps, "seed": seed}
-        facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
-        transport.agree(facts)
-        floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
-        if broadcast:
-            for tensor in (row.x, *floating):
-                transport.broadcast_(tensor)
-        self.z = row.x.clone()
-        row.show(self.z)
-        row.refresh()
-        token = transport.gather(os.urandom(8).hex())[0]
-        store = dist.PrefixStore(f"live-{token}", dist.distributed_c10d._get_default_store())
-        self.live = Live(row.x, topology, transport.rank, store, seed=seed, timeout=transport.timeout, **options)
-
-    @property
-    def total(self) -> int:
-        """Local steps of all workers together, as far as is known here."""
-        return self.live.total
-
-    @property
-    def steps(self) -> int:
-        """Local steps of this worker."""
-        return int(self.live.known[self.live.rank])
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """A local step of the live row along the snapshot's gradient; then an exchange is begun, if one can be."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if (change := self.row.changed()) is not None:
-            raise RuntimeError(
-                f"{change}: the row that is exchanged has a fixed length; build the optimizer and wrap again"
-            )
-        found = getattr(self, "found_inf", None)
-        with self.live.hold() as x:
-            if found is None or float(found) == 0:
-                g = self.row.gradient(getattr(self, "grad_scale", None))
-                rates = [group["lr"] for group in self.param_groups]
-                scale = self.live.scale() if self.reweight else 1.0
-                for group, rate in zip(self.param_groups, rates):
-                    group["lr"] = rate * scale
-                try:
-                    self.row.step(x, g)
-                finally:
-                    for group, rate in zip(self.param_groups, rates):
-                        group["lr"] = rate
-            self.live.stepped(self.z)
-        self.row.refresh()
-        if self.steps % self.local_steps == 0:
-            self.live.exchange()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients, as the wrapped optimizer does."""
-        self.inner.zero_grad(set_to_none)
-
-    def consensus_distance(self) -> float:
-        """(1/n) Σ_i ‖x_i − x̄‖² over all workers, now; every rank must call it."""
-        with self.live.hold() as x:
-            now = x.clone()
-        n = self.transport.size
-        mean = self.transport.sum_(now.clone()).div_(n)
-        return float(self.transport.sum_((now - mean).square().sum())) / n
-
-    @torch.no_grad()
-    def finish(self, rounds: int | None = None) -> dict[str, Any]:
-        """End together (see `Live.finish`): the model then is the exact average of all, or, if a worker was lost or is
-        lost now, what some rounds of gossip among the others make of it."""
-
-        def average(x: Tensor) -> Tensor:
-            return self.transport.sum_(x.clone()).div_(self.transport.size)
-
-        report = self.live.finish(rounds, average)
-        self.z.copy_(self.live.x)
-        self.row.refresh()
-        return report
-
-    def report(self) -> dict[str, Any]:
-        """Steps, exchanges, staleness, seconds waited, and everybody's share of all steps."""
-        return self.live.report()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This worker's row and the wrapped optimizer's state; what was in flight is not part of it."""
-        with self.live.hold() as x, self.row.in_place():
-            return {"inner": self.inner.state_dict(), "x": x.clone(), "steps": self.steps}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        if state_dict["x"].shape != self.live.x.shape:
-            raise ValueError(
-                f"the state dict's row has shape {tuple(state_dict['x'].shape)} and this model's {tuple(self.live.x.shape)}: "
-                "load it into the same model"
-            )
-        with self.live.hold() as x, self.row.in_place():
-            self.inner.load_state_dict(state_dict["inner"])
-            x.copy_(state_dict["x"])
-            self.z.copy_(x)
-            self.live.known[self.live.rank] = state_dict["steps"]
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self.row.refresh()
 
 
 def pairwise(algorithm: Algorithm) -> dict[str, Any]:

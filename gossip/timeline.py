@@ -32,13 +32,14 @@ class Timeline:
     """When each worker has finished which round, with all of them obeying `cost`.
 
     .. math::
-        c_i = Σ_τ T_i^τ, \\quad l_i = t_i + c_i, \\quad t_i' = \\max(l_i, \\max_{j → i} a_{ji})
+        c_i = Σ_τ T_i^τ, \\quad l_i = t_i + c_i, \\quad t_i' = \\max(l_i, \\max_{j → i} a_{ji}, \\max_{i → j} d_{ij})
 
-    Worker i computes for c_i seconds, its messages leave at l_i (at t_i with `overlap`), and the next round starts at t′
+    Worker i computes for c_i seconds, its messages begin at l_i (at t_i with `overlap`), and the next round starts at t′
     when all that is sent to it has arrived and all that it sends has left. A message that begins at
-    b_ji = l_j (with `handshake` max(l_j, l_i + ℓ_ij)) arrives at
+    b_ji = l_j (with `handshake` max(l_j, l_i + ℓ_ij)) has left at d and arrived at a:
 
-    .. math:: a_{ji} = \\max(b_{ji} + M / B_{ji} + ℓ_{ji}, \\; \\mathrm{out}_{ji} + ℓ_{ji}, \\; \\mathrm{in}_{ji})
+    .. math::
+        d_{ji} = \\max(b_{ji} + M / B_{ji}, \\; \\mathrm{out}_{ji}), \\quad a_{ji} = \\max(d_{ji} + ℓ_{ji}, \\; \\mathrm{in}_{ji})
 
     where out and in are the times at which it has passed its sender's and its receiver's card: cards serve messages in
     the order in which they come, and those that come together share it and are through together. A worker's CPU adds
@@ -130,7 +131,8 @@ class Timeline:
     def _along(self, W: Tensor) -> "_Wires":
         wires = self._wires.get(id(W))
         if wires is None:
-            i, j = W.to_sparse_coo().coalesce().indices()[:, W.to_sparse_coo().coalesce().values() != 0].numpy()
+            coo = W.to_sparse_coo().coalesce()
+            i, j = coo.indices()[:, coo.values() != 0].numpy()
             wires = self._wires[id(W)] = _Wires(self.cost, self.n, j[i != j], i[i != j], W)
             if len(self._wires) > _KEPT:
                 self._wires.popitem(last=False)

@@ -217,6 +217,10 @@ class Transport:
             dist.scatter_object_list(mine, items if self.rank == 0 else None, group=self._collectives, group_src=0)
         return mine[0]
 
+    def store(self, name: str) -> Any:
+        """The key-value store in which the processes met, with the keys of this name apart from all others."""
+        return dist.PrefixStore(name, _store())
+
     def settle(self) -> None:
         """Complete what was left in flight, so that nobody's messages are waited for in vain; every rank must do it."""
         while self.unfinished:

@@ -17,7 +17,7 @@ from . import tree
 from .algorithm import Algorithm, check
 from .buckets import Buckets
 from .layout import Layout
-from .live import LiveOptimizer
+from .live_wrap import LiveOptimizer
 from .network import Network
 from .placement import Placement
 from .plan import verify
@@ -71,7 +71,7 @@ def wrap(
         seed: of the randomness of compressors; the same on every rank.
         broadcast: start every worker from rank 0's parameters (and floating buffers).
         force: run although the algorithm refuses the schedule, with a warning.
-        clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.live.LiveOptimizer`, whose workers average in pairs
+        clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.LiveOptimizer`, whose workers average in pairs
             and wait for nobody (DPSGD, or Choco for compressed exchanges). Call its `finish()` in the end; until then there
             is no `average_model`.
         reweight: live only: scale the steps so that the data of fast workers do not count more.
@@ -520,7 +520,7 @@ def _refuse_buckets(
 
 
 def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, GossipOptimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, GossipOptimizer | LiveOptimizer):
         raise TypeError(
             f"wrap got a {type(optimizer).__name__}, and takes a torch optimizer that is not wrapped yet: "
             "torch.optim.SGD(model.parameters(), lr=0.1)"
