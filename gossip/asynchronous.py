@@ -18,6 +18,7 @@ from graphs import Incompatible, Schedule
 from . import checkpoint
 from .algorithm import REMEDIES, Algorithm
 from .algorithms.allreduce import AllReduce
+from .compress import WarmUp
 from .meeting import Meeting
 from .network import Network
 from .optimizer import OptimizerFactory
@@ -79,7 +80,7 @@ class Asynchronous:
     groups: int | Sequence[Sequence[int]] | None = None
     phases: Sequence[Sequence[Any]] = ()
     waiting: Sequence[float] | None = None
-    weigh: bool = False
+    weigh: bool = True
     every_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +168,14 @@ class Asynchronous:
                     "phases: leave out groups, phases and waiting; bound=0 makes it synchronous"
                 )
             return
+        compressor = getattr(algorithm, "compressor", None)
+        while compressor is not None:
+            if isinstance(compressor, WarmUp):
+                raise Incompatible(
+                    "WarmUp under the asynchronous clock, where two who meet have sent different numbers of messages and would "
+                    f"expect other sizes: use {compressor.compressor} without it"
+                )
+            compressor = getattr(compressor, "compressor", None)
         graph = Graph(schedule)
         edges = {(i, j) for i, heard in enumerate(graph.neighbours) for j in heard}
         one_way = next((e for e in sorted(edges) if e[::-1] not in edges), None)
@@ -181,9 +190,10 @@ class Asynchronous:
         if algorithm.memory and not (self._mixes_many and not schedule.static):
             has.add("static")  # each link has a memory of its own, for one W
         for needed in sorted(algorithm.requires - {"contractive"} - has):
+            remedy = "use clock=lockstep, or DPSGD, SGP or Choco" if needed == "static" else REMEDIES[needed]
             raise Incompatible(
                 f"{name} requires mixing that is {needed.replace('_', ' ')}, and under the asynchronous clock it is not: "
-                f"{REMEDIES[needed]}"
+                f"{remedy}"
             )
         if (offence := schedule.offence("contractive")) is not None and "does not connect" in offence:
             raise Incompatible(f"{name} under the asynchronous clock needs a connected graph, and {offence}: add edges")
