@@ -122,6 +122,6 @@ def _decades(values: Sequence[float]) -> float:
 
 
 def _title(key: str) -> str:
-    units = {"bits": "bits sent per worker", "megabytes": "MB sent per worker", "seconds": "seconds of training"}
-    units["simulated"] = "simulated seconds"
+    units = {"bits": "bits sent per worker", "megabytes": "MB sent per worker"}
+    units |= {"seconds": "seconds of training", "simulated": "simulated seconds"}
     return units.get(key, key.removeprefix("eval/").replace("/", " "))

@@ -58,14 +58,17 @@ class Edge:
             replica.zero_()
 
     def connect(self, store: Any, lives: str, timeout: float) -> None:
+        """Meet the neighbour in a group that bounds every wait; `lives` keeps the groups of restarted workers apart."""
         name = f"{self.pair[0]}-{self.pair[1]}/{lives}"
         bound = datetime.timedelta(seconds=timeout)
         self.group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), self.here, 2, bound)
 
     def receive(self, buffer: Tensor, tag: int) -> None:
+        """Wait for the neighbour's next message of this tag."""
         self.group.recv([buffer], self.there, tag).wait()
 
     def send(self, buffer: Tensor, tag: int) -> Any:
+        """Post a message; its buffer and the handle must be kept until it has left."""
         self.spoke = time.monotonic()
         return self.group.send([buffer], self.there, tag)
 

@@ -43,10 +43,8 @@ class Threshold:
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
         if not 0 < self.threshold < float("inf") or self.relative and self.threshold > 1:
-            raise ValueError(
-                f"threshold={self.threshold!r} is not {'in (0, 1]' if self.relative else 'positive'}: what is smaller than it"
-                + (" times the largest magnitude" if self.relative else "") + " is not sent"
-            )  # fmt: skip
+            rule, share = ("in (0, 1]", " times the largest magnitude") if self.relative else ("positive", "")
+            raise ValueError(f"threshold={self.threshold!r} is not {rule}: what is smaller than it{share} is not sent")
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Kept:
         """Compress each row of (m, d)."""
