@@ -133,7 +133,10 @@ def small(compressor: Any, d: int) -> tuple[Any, int]:
         layers = [(c, size) for c, size in compressor.layers(d) if c != compressor.small] or [(compressor.small, d)]
         return small(*min(layers, key=lambda layer: layer[0].delta(layer[1])))
     if isinstance(compressor, LowRank):
-        side = min(128, *compressor.matrix(d)[:2])
+        a, b, _ = compressor.matrix(d)
+        side = min(128, a, b)
+        if a * b > d:  # a folded row that leaves a part of the last line free, which stands less
+            return compressor, d if max(a, b) <= side + 1 else side * side - side // 2
         return dataclasses.replace(compressor, shape=(side, side)), side * side
     if hasattr(compressor, "indices"):
         compressor = dataclasses.replace(compressor, indices="plain")  # packing costs time, and changes nothing else

@@ -731,3 +731,9 @@ def test_a_checkpoint_of_the_other_clock_is_refused(tmp_path):
         run_config(config("clock=asynchronous", f"resume={tmp_path / 'lockstep'}"), tmp_path / "a")
     with pytest.raises(ValueError, match="saved under the asynchronous clock"):
         run_config(config(f"resume={tmp_path / 'asynchronous'}"), tmp_path / "b")
+
+
+def test_a_warm_up_of_the_messages_is_refused():
+    algorithm = gossip.Choco(compressor=gossip.RangeCoded(gossip.WarmUp(gossip.TopK(0.1))))
+    with pytest.raises(gossip.Incompatible, match="WarmUp under the asynchronous clock"):
+        gossip.Asynchronous().check(algorithm, graphs.as_schedule(graphs.ring(4)))

@@ -65,6 +65,13 @@ def test_one_worker_alone_has_any_gamma():
     assert probe(Choco(compressor=gossip.Sign()), graphs.complete(1), 10).gamma == 1
 
 
+def test_a_folded_row_that_does_not_fill_its_matrix_is_probed_as_it_is():
+    assert small(gossip.LowRank(1), 200) == (gossip.LowRank(1), 200)
+    assert small(gossip.LowRank(1), 20_000)[0].shape is None
+    assert not stable(Choco(compressor=gossip.LowRank(1), gamma=1.0), graphs.star(9), 200)
+    assert probe(Choco(compressor=gossip.LowRank(1)), graphs.star(9), 200).limit < 0.5
+
+
 def test_auto_is_resolved_where_runs_begin():
     x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     _, distance = gossip.consensus(x, graphs.ring(8), 400, compressor=TopK(0.2), gamma="auto", history=True)
