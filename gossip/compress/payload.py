@@ -81,7 +81,13 @@ def memory_of(compressor: Any, x: Tensor) -> Any:
 
 def compress(compressor: Any, x: Tensor, key: Tensor | None, memory: Any) -> Payload:
     """The payload of rows x (m, d), with the memory that `memory_of` made."""
-    return compressor(x, key) if memory is None else compressor(x, key, memory)
+    payload = compressor(x, key) if memory is None else compressor(x, key, memory)
+    if not isinstance(payload, Payload):
+        raise TypeError(
+            f"{type(compressor).__name__} made a {type(payload).__name__}, and a compressor makes a gossip.Payload, which says "
+            "what travels (parts) and what is added (dense): see the README's example"
+        )
+    return payload
 
 
 def check_ratio(ratio: float) -> None:
