@@ -98,6 +98,10 @@ def simulate(
         if not isinstance(clock, Asynchronous):
             raise TypeError(f"clock={clock!r} is no gossip.Asynchronous(…): pass one, or None for rounds in lockstep")
         clock.check(algorithm, schedule, force=force)
+    if cost is not None and not callable(getattr(cost, "compute", None)):
+        raise TypeError(
+            f"cost={cost!r} is no gossip.Cost(…): pass one, for example gossip.Cost(gossip.work.Constant(0.01))"
+        )
     function: Any = getattr(task, "gradient", task)
     if x0 is None:
         initial = getattr(task, "initial", None)

@@ -299,3 +299,8 @@ def test_simulate_refuses_what_cannot_run():
 def test_a_consensus_step_outside_zero_to_two_is_refused(gamma):
     with pytest.raises(ValueError, match=r"gamma=.* is not in \(0, 2\]"):
         gossip.Choco(gamma=gamma)
+
+
+def test_a_cost_that_is_none_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"cost='lan' is no gossip.Cost"):
+        next(simulate(lambda x, workers, step: x, gossip.DPSGD(), graphs.ring(4), 3, x0=torch.zeros(2), cost="lan"))
