@@ -55,7 +55,14 @@ def train(
 class _Run:
     """A run's place: its round, who is alive, the network among them, and the state of the rows that are here."""
 
-    def __init__(self, config, setup, emit, transport, seat) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        setup: Any,
+        emit: Callable[[dict[str, Any]], None],
+        transport: gossip.Transport | None,
+        seat: Seat | None,
+    ) -> None:
         self.config, self.setup, self.emit, self.seat, self.transport = config, setup, emit, seat, transport
         self.task, self.algorithm, self.faults = setup.task, setup.algorithm, setup.faults
         self.round = self.losses_known = 0
@@ -112,9 +119,8 @@ class _Run:
 
     def _befall(self) -> None:
         """For real: what happens to this worker at the beginning of this round."""
-        if self.seat is None:
-            return
-        self.seat.befall(self.faults, self.round, self.past)
+        if self.seat is not None:
+            self.seat.befall(self.faults, self.round, self.past)
 
     def change(self) -> None:
         """What is planned for the beginning of this round: returns and cuts; in a simulation deaths as well."""
