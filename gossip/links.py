@@ -64,9 +64,9 @@ class Links:
                 raise ValueError(f"{name} holds {values.min()}: it must be {what}")
         if not self.nic > 0:
             raise ValueError(f"nic={self.nic!r} is not above 0: it is in bytes per second, 125e6 for 1 Gbit/s")
-        for name in ("per_message", "crowding", "burst"):
+        for name, what in (("per_message", "seconds of CPU"), ("crowding", "a share of the time"), ("burst", "bytes")):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not a number of at least 0")
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a finite number of at least 0: it is {what}")
 
     def message(self, source: int, target: int, bytes: float) -> float:
         """Seconds from the moment a message of so many bytes is sent until it is there, alone on the network."""
@@ -81,9 +81,8 @@ class Links:
 
     def of(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(E,) latencies and (E,) bandwidths of these links."""
-        values = (t[source, target] if isinstance(t, np.ndarray) else np.full(len(source), t) for t in self.tables)
-        latency, bandwidth = values
-        return latency, bandwidth
+        each = [t[source, target] if isinstance(t, np.ndarray) else np.full(len(source), t) for t in self.tables]
+        return each[0], each[1]
 
     @property
     def n(self) -> int | None:
