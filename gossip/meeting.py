@@ -96,7 +96,7 @@ class Meeting(Network):
         if self._plan is None:
             everyone = self._everyone
             where = None if self.placement.alone else tuple(self.placement.owner[everyone].tolist())
-            key = hash((tuple((id(W), *places) for W, places in self._weights), where))
+            key = tuple((id(W), *places) for W, places in self._weights), where
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = self._compile()

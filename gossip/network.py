@@ -5,7 +5,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Network:
         self.schedule, self.placement, self.transport, self.seed = schedule, placement, transport, seed
         self.rows, self.n = placement.rows, placement.n
         self.meter = Meter(self.n)
-        self._plans: OrderedDict[int, Plan] = OrderedDict()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._limit = math.inf if placement.alone else chunk
         self._messages: dict[tuple, Message] = {}
         self._sent: Route | Payload | None = None
