@@ -123,7 +123,9 @@ def train(
             stop = min(
                 [rounds] + [(done // step + 1) * step for step in (every if grid is None else 0, saving) if step]
             )
-            tick = math.inf if grid is None else (math.floor(trace.time / grid + 1e-9) + 1) * grid
+            tick = math.inf
+            if grid is not None:  # the next point of the grid before which something happens
+                tick = max(math.floor(trace.time / grid + 1e-9) + 1, math.ceil(trace.next_time / grid - 1e-9)) * grid
             run.advance(updates=stop * work, seconds=tick)
             seconds += time.perf_counter() - began
             round, last = trace.updates // work, trace.updates >= rounds * work

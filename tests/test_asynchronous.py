@@ -698,6 +698,13 @@ def test_evaluations_lie_on_a_grid_of_virtual_seconds(tmp_path):
     assert len(found) > 4
 
 
+def test_a_grid_finer_than_events_are_apart_is_evaluated_where_something_happened(tmp_path):
+    run_config(config(*SLOW, "clock.every_seconds=1e-9"), tmp_path)
+    times = [row["simulated"] for row in rows(tmp_path)]
+    assert 3 < len(times) < 500
+    assert all(b > a for a, b in zip(times, times[1:-1]))
+
+
 def test_options_of_the_algorithm_reach_the_clock(tmp_path):
     for clock in ("swarm", "hybrid", "adaptive"):
         extra = ["clock.groups=2"] if clock == "hybrid" else []
