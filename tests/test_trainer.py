@@ -308,3 +308,12 @@ def test_gamma_auto_is_found_before_the_run_and_on_record(tmp_path):
 def test_choco_starts_from_the_gamma_of_its_compressor(compressor, gamma):
     setup = trainer.build(config("algorithm=choco", f"compressor={compressor}"))
     assert setup.algorithm.step == pytest.approx(gamma)
+
+
+def test_a_compressor_without_use_is_told(tmp_path):
+    said = []
+    options = "task=quadratic", "n=4", "rounds=2", "compressor=topk"
+    run(config(*options), tmp_path / "a", say=said.append)
+    assert "note: DPSGD does not compress, so gossip.TopK is not used" in said
+    run(config(*options, "algorithm=choco"), tmp_path / "b", say=(other := []).append)
+    assert not any("not used" in text for text in other)
