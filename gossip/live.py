@@ -1,10 +1,12 @@
 """The live clock: real asynchronous gossip, pair by pair, each at its own speed (AD-PSGD, Lian et al. 2018, arXiv 1710.06952)."""
 
+import atexit
 import contextlib
 import datetime
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,9 +24,11 @@ from .transport import TIMEOUT, PeerError, interface
 from .wire import Packet, row_bits, spec
 
 ASK, REPLY, GIVE, GIVEN, NOTE, END = range(6)  # kinds of messages; REPLY answers ASK, GIVEN answers GIVE
-HEAD, BODY, MIX = range(3)  # tags: what kind it is and what is known, then the rows; the rounds at the end
+HEAD, BODY, MIX, NEVER = range(4)  # tags: what kind it is and what is known, then the rows; the last rounds; unused
 # Of a worker; each life of a restarted one adds AGAIN + 1, so the largest is newest.
 WORKING, FINISHED, LOST, AGAIN = range(4)
+
+_OPEN: "weakref.WeakSet[Live]" = weakref.WeakSet()
 
 
 class Edge:
@@ -72,6 +76,11 @@ class Edge:
         self.spoke = time.monotonic()
         return self.group.send([buffer], self.there, tag)
 
+    def sever(self) -> None:
+        """Close the connection, so that whoever waits for a message at either end hears of it; a timed-out wait does that."""
+        with contextlib.suppress(RuntimeError):
+            self.group.recv([torch.empty(1)], self.there, NEVER).wait(datetime.timedelta(milliseconds=1))
+
 
 class Live:
     """Pairwise gossip in real time: the row x of this worker, and the threads that answer for it.
@@ -108,6 +117,7 @@ class Live:
     Attributes:
         known: (n,) steps of each worker, as far as is known here.
         lost: neighbours that were lost, and why.
+        whole: whether all have finished, after `finish`; somebody was lost if not.
         adopted: whether a restarted worker found a neighbour that gave it a model; else it came too late.
 
     >>> import graphs, tempfile
@@ -159,8 +169,8 @@ class Live:
         self._stale = {"gradient": [0, 0, 0], "exchange": [0, 0, 0]}  # number, sum, largest
         self._lock = threading.Condition()
         self._error: BaseException | None = None
-        self._ending, self._news = False, False
-        self.adopted = False
+        self._ending = self._news = self._averaged = False
+        self.adopted = self.whole = False
         self._made = compressor(torch.zeros_like(x), self._key()) if compressor is not None else None
         self._specs = spec((x,) if self._made is None else self._made.parts())
         peers = topology.target[topology.source == rank].tolist()
@@ -176,6 +186,7 @@ class Live:
             threading.Thread(target=self._serve, args=(edge,), name=f"gossip with {peer}", daemon=True)
             for peer, edge in self.edges.items()
         ]
+        _OPEN.add(self)
         for thread in self._threads:
             thread.start()
         self._await(lambda: not any(e.group is None and p not in self.lost for p, e in self.edges.items()), timeout)
@@ -252,7 +263,11 @@ class Live:
                 disagreement down to 1 %. 0 leaves the models apart.
             average: gives the exact average of all workers' x (a collective); it follows the rounds, unless these are 0
                 or somebody was lost. The report's `averaged` tells whether it was reached.
+
+        A second call changes nothing.
         """
+        if self._ending:
+            return self.report() | {"averaged": self._averaged}
         begun = time.perf_counter()
         self._await(lambda: not any(e.pending for e in self.edges.values()), self.timeout)
         with self._lock:
@@ -272,7 +287,7 @@ class Live:
                     raise RuntimeError("a thread of the live clock failed") from self._error
                 if not self._news:
                     self._lock.wait(min(1.0, self.timeout / 8))
-            whole = bool(((self.states % (AGAIN + 1)) == FINISHED).all())
+            self.whole = bool(((self.states % (AGAIN + 1)) == FINISHED).all())
             self._ending = True
             if self.returning:
                 self.store.set(f"over/{self.rank}", "")
@@ -289,12 +304,22 @@ class Live:
         if rounds is None:
             rounds = self._rounds()
         self._mix(rounds)
-        averaged = False
-        if rounds and whole and average is not None:
+        if rounds and self.whole and average is not None:
             with contextlib.suppress(PeerError):  # somebody was lost just now: what the rounds made stays
                 self.x.copy_(average(self.x))
-                averaged = True
-        return self.report() | {"averaged": averaged}
+                self._averaged = True
+        return self.report() | {"averaged": self._averaged}
+
+    def leave(self) -> None:
+        """End at once, without the others, to whom this worker is lost. Nothing happens after `finish`."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify_all()
+        for edge in self.edges.values():
+            if edge.open:
+                edge.sever()
+        for thread in self._threads:
+            thread.join(5.0)
 
     def report(self) -> dict[str, Any]:
         """Counts, staleness and seconds of this worker.
@@ -552,6 +577,14 @@ class Live:
         return rng.key(self.seed, "live", self.life, self._count, torch.tensor([self.rank]))
 
 
+@atexit.register
+def _leave() -> None:
+    """A thread that still waits for a message when the interpreter ends would abort the process."""
+    for live in list(_OPEN):
+        if any(thread.is_alive() for thread in live._threads):
+            live.leave()
+
+
 class _Closed(Exception):
     """The way to a neighbour is closed."""
 
@@ -587,14 +620,19 @@ def pairwise(algorithm: Algorithm) -> dict[str, Any]:
     >>> pairwise(DPSGD())
     {'compressor': None, 'gamma': 1.0}
     """
-    if isinstance(algorithm, DPSGD):
-        return {"compressor": None, "gamma": 1.0}
+    refuse_unless_averaging(algorithm)
     if isinstance(algorithm, Choco):
         return {"compressor": algorithm.compressor, "gamma": algorithm.step}
-    raise Incompatible(
-        f"the live clock averages pairs, and {type(algorithm).__name__} does more than average: use DPSGD, or Choco for "
-        "compressed exchanges; the asynchronous clock has others"
-    )
+    return {"compressor": None, "gamma": 1.0}
+
+
+def refuse_unless_averaging(algorithm: Algorithm) -> None:
+    """`Incompatible` for an algorithm that pairs cannot stand for."""
+    if not isinstance(algorithm, DPSGD | Choco):
+        raise Incompatible(
+            f"the live clock averages pairs, and {type(algorithm).__name__} does more than average: use DPSGD, or Choco for "
+            "compressed exchanges; the asynchronous clock has others"
+        )
 
 
 def edges_of(schedule: Schedule) -> Topology:

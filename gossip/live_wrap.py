@@ -1,8 +1,9 @@
 """What `wrap(…, clock="live")` returns: a torch optimizer on a row that others average with meanwhile (see `Live`)."""
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from graphs import Schedule
 
 from .algorithm import Algorithm
-from .live import Live, edges_of, pairwise
+from .live import Live, edges_of, pairwise, refuse_unless_averaging
+from .probe import resolved
 from .row import ModelRow
-from .transport import Transport
+from .transport import FAREWELLS, Transport
 
 
 class LiveOptimizer(torch.optim.Optimizer):
@@ -25,14 +27,17 @@ class LiveOptimizer(torch.optim.Optimizer):
     .. math:: x_i ← x_i − η g_i(z_i), \\quad z_i ← x_i
 
     Workers may take as many steps as they like; `total` tells how many all took together. Call `finish` on every rank in the
-    end: it answers the others until all have finished, and leaves the same model everywhere.
+    end: it answers the others until all have finished, and leaves the same model everywhere; `gossip.disconnect` does it if
+    nobody has. A process that ends otherwise, by an exception for example, is lost to its neighbours, who go on.
 
     Args:
         optimizer: the user's; its learning rates stay adjustable.
-        algorithm: DPSGD, or Choco for compressed exchanges.
+        algorithm: DPSGD, or Choco for compressed exchanges; of `gamma="auto"` the probe finds the one of lockstep rounds by
+            the schedule.
         schedule: a fixed symmetric W, of which only the edges count.
         local_steps: try to begin an exchange after every so many steps.
-        model: whose floating buffers are those of rank 0 at the start (with `broadcast`) and local from then on.
+        model: whose floating buffers are those of rank 0 at the start (with `broadcast`) and local from then on;
+            `average_model` can estimate them anew.
         transport: the processes.
         seed: of the choice of neighbours and of compressors.
         broadcast: start every worker from rank 0's parameters.
@@ -75,12 +80,15 @@ class LiveOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
         self.transport, self.local_steps, self.reweight = transport, local_steps, reweight
-        options, topology = pairwise(algorithm), edges_of(schedule)
+        self._model, self._finished = model, False
+        refuse_unless_averaging(algorithm)
+        topology = edges_of(schedule)
         transport.settle()
         self.row = row = ModelRow(optimizer)
         facts: dict[str, Any] = row.facts() | {"clock": "live", "local_steps": local_steps, "seed": seed}
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
         transport.agree(facts)
+        options = pairwise(resolved(algorithm, schedule, row.layout.d, row.layout))
         floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
             for tensor in (row.x, *floating):
@@ -91,6 +99,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         token = transport.gather(os.urandom(8).hex())[0]
         store = transport.store(f"live-{token}")
         self.live = Live(row.x, topology, transport.rank, store, seed=seed, timeout=transport.timeout, **options)
+        FAREWELLS[id(self)] = self.finish
 
     @property
     def total(self) -> int:
@@ -152,10 +161,39 @@ class LiveOptimizer(torch.optim.Optimizer):
         def average(x: Tensor) -> Tensor:
             return self.transport.sum_(x.clone()).div_(self.transport.size)
 
+        FAREWELLS.pop(id(self), None)
         report = self.live.finish(rounds, average)
         self.z.copy_(self.live.x)
         self.row.refresh()
+        self._finished, self.transport.whole = True, self.live.whole
         return report
+
+    @contextlib.contextmanager
+    def average_model(self, batches: Iterable[Any] | None = None) -> Iterator[None]:
+        """After `finish`, whose model is the average already: nothing changes inside but what `batches` are for.
+
+        Before it there is no average: the workers' models are of different moments, and none of them waits for the others.
+
+        Args:
+            batches: a loader from which the BatchNorm statistics of `model` are estimated anew, inside only.
+        """
+        if not self._finished:
+            raise RuntimeError(
+                "average_model of a live optimizer before its finish(): workers that wait for nobody have no average yet; "
+                "evaluate the model as it is, or call finish() on every rank first"
+            )
+        if batches is not None and self._model is None:
+            raise ValueError("average_model(batches) re-estimates BatchNorm statistics: pass model=… to wrap")
+        buffers = [] if self._model is None else list(self._model.buffers())
+        kept = [b.clone() for b in buffers]
+        try:
+            if batches is not None and self._model is not None:
+                torch.optim.swa_utils.update_bn(batches, self._model)
+            yield
+        finally:
+            with torch.no_grad():
+                for b, before in zip(buffers, kept):
+                    b.copy_(before)
 
     def report(self) -> dict[str, Any]:
         """Steps, exchanges, staleness, seconds waited, and everybody's share of all steps."""

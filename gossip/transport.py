@@ -24,6 +24,7 @@ TIMEOUT = 300.0  # seconds; a slow worker is not a dead one
 _CLOSED = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|pair closure", re.IGNORECASE)
 
 _OPEN: "weakref.WeakSet[Transport]" = weakref.WeakSet()
+FAREWELLS: dict[int, Callable[[], Any]] = {}  # what all do together before they part, oldest first: live runs end
 
 
 class PeerError(RuntimeError):
@@ -56,6 +57,7 @@ class Transport:
         staged: whether messages must lie in main memory.
         stretches: whether a message may be shorter than the buffer in which it is received.
         spans: (name, start, end, round) of every exchange and wait while it is a list, for a timeline.
+        whole: False once a live run, which stands it, has lost somebody: `disconnect` then waits for nobody.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> None:
@@ -76,6 +78,7 @@ class Transport:
         bound, local = datetime.timedelta(seconds=timeout), group is not None
         self._exchanges: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
         self._collectives: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
+        self.whole = True
         self.staged = self.stretches = dist.get_backend(group) == "gloo"
         self._pending: deque[tuple[int, Batch, list[dist.Work]]] = deque()
         self._began = self._recorded_from = 0.0
@@ -354,7 +357,14 @@ def interface(host: str) -> str | None:
 
 
 def disconnect() -> None:
-    """Leave the process group, after a last barrier so that nobody leaves while another still waits for its message."""
+    """Leave the process group, after a last barrier so that nobody leaves while another still waits for its message.
+
+    Live optimizers that have not finished do so first; where they have lost somebody there is no barrier.
+    """
+    while FAREWELLS:
+        FAREWELLS.pop(next(iter(FAREWELLS)))()
+    if not all(transport.whole for transport in _OPEN):
+        abandon()
     if dist.is_initialized():
         try:
             while _OPEN:

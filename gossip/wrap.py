@@ -72,8 +72,8 @@ def wrap(
         broadcast: start every worker from rank 0's parameters (and floating buffers).
         force: run although the algorithm refuses the schedule, with a warning.
         clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.LiveOptimizer`, whose workers average in pairs
-            and wait for nobody (DPSGD, or Choco for compressed exchanges). Call its `finish()` in the end; until then there
-            is no `average_model`.
+            and wait for nobody (DPSGD, or Choco for compressed exchanges). Call its `finish()` in the end (`disconnect()` does
+            it otherwise); until then `average_model` is refused.
         reweight: live only: scale the steps so that the data of fast workers do not count more.
 
     Raises:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -279,6 +281,100 @@ def test_wrap_trains_live_and_ends_with_one_model(tmp_path, choco):
     assert max(reached) - min(reached) < 1e-12
     assert 0.7 < reached.pop() < 1.3  # the optimum of all is 1
     assert all(r["averaged"] and sum(r["share"]) == pytest.approx(1) for _, _, r in outcomes)
+
+
+LOOP = """
+import sys, time, torch, gossip, graphs
+trouble, rank = sys.argv[1], int(sys.argv[2])
+transport = gossip.connect(rank, 2, sys.argv[3], timeout=20)
+model = torch.nn.Linear(1, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = gossip.wrap(optimizer, gossip.DPSGD(), graphs.path(2), clock="live", transport=transport)
+for step in range(40):
+    model(torch.full((1, 1), float(rank))).square().sum().backward()
+    optimizer.step()
+    time.sleep(0.005)
+    if trouble == "a mistake" and rank == 1 and step == 10:
+        raise ValueError("a mistake in the loop")
+if trouble == "a mistake":
+    print("lost", list(optimizer.finish()["lost"]))
+gossip.disconnect()
+print("model", model.weight.flatten().tolist(), optimizer.live.whole)
+"""
+
+
+@pytest.mark.parametrize("trouble", [pytest.param("none", marks=pytest.mark.slow), "a mistake"])
+def test_scripts_end_with_their_exit_codes(tmp_path, trouble):
+    """In interpreters of their own, whose finalization aborts while a thread waits for a message."""
+    place, env = f"file://{tmp_path}/store", os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    commands = [[sys.executable, "-c", LOOP, trouble, str(rank), place] for rank in range(2)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    running = [subprocess.Popen(command, **pipes) for command in commands]
+    try:
+        (one, says), (two, error) = running[0].communicate(timeout=50), running[1].communicate(timeout=50)
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, trouble == "a mistake"], (one, says, two, error)
+    assert "terminate" not in says + error
+    if trouble == "none":
+        assert one == two  # the average
+        assert "True" in one
+    else:
+        assert "ValueError: a mistake in the loop" in error
+        assert one.startswith("lost [1]")
+        assert "False" in one
+
+
+def unfinished(rank, size, store):
+    torch.set_num_threads(1)
+    transport = gossip.connect(rank, size, store, timeout=30)
+    model = torch.nn.Linear(1, 2)
+    with torch.no_grad():
+        model.bias.fill_(rank)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    gossip.wrap(inner, gossip.DPSGD(), graphs.ring(size), clock="live", transport=transport, broadcast=False)
+    time.sleep(0.2 * rank)
+    gossip.disconnect()
+    return model.bias.tolist(), [thread.name for thread in threading.enumerate() if "gossip with" in thread.name]
+
+
+def test_disconnect_finishes_a_live_run_that_nobody_holds_any_more(tmp_path):
+    assert values(launch(unfinished, 3, tmp_path)) == [([1.0, 1.0], [])] * 3
+
+
+def automatic(rank, size, store):
+    """γ by the probe, of a compressor that needs the layout of the model."""
+    torch.set_num_threads(1)
+    transport = gossip.connect(rank, size, store, timeout=30)
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(8, 10)
+    algorithm = gossip.Choco(compressor=gossip.PerLayer(gossip.TopK(0.1)), gamma="auto")
+    options = {"transport": transport, "clock": "live", "broadcast": False}
+    optimizer = gossip.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.0), algorithm, graphs.path(size), model=model, **options
+    )
+    with pytest.raises(RuntimeError, match="before its finish"), optimizer.average_model():
+        pass
+    before = optimizer.consensus_distance()
+    while optimizer.total < 600:
+        optimizer.step()
+        time.sleep(0.001)
+    after = optimizer.consensus_distance()
+    report = optimizer.finish()
+    assert optimizer.finish()["averaged"] == report["averaged"]
+    with optimizer.average_model():
+        assert torch.equal(model.weight.detach().flatten(), optimizer.live.x[0, :80])
+    layout = optimizer.live.compressor.layout
+    gossip.disconnect()
+    return optimizer.live.gamma, after / before, layout is not None
+
+
+def test_gamma_is_found_and_layers_are_bound_before_a_live_run(tmp_path):
+    for gamma, shrunk, bound in values(launch(automatic, 2, tmp_path)):
+        assert 0.05 < gamma <= 1
+        assert shrunk < 0.1
+        assert bound
 
 
 def test_fast_workers_pull_the_model_to_their_data_and_reweighting_mends_it(tmp_path):
