@@ -31,12 +31,14 @@ def clock_of(config: Mapping[str, Any]) -> gossip.Asynchronous | None:
 def check(config: Mapping[str, Any], clock: gossip.Asynchronous, algorithm: Any, schedule: Any) -> None:
     """Refuse what the asynchronous clock cannot do."""
     if config["overlap"]:
-        raise ValueError(
+        raise gossip.Incompatible(
             "overlap=true with clock=asynchronous, where nobody waits for a round: set overlap=false; clock.wait=false lets a "
             "worker compute while its message is on the way"
         )
     if config.get("faults"):
-        raise ValueError("faults with clock=asynchronous: use clock=lockstep (simulated or real) or clock=live (real)")
+        raise gossip.Incompatible(
+            "faults with clock=asynchronous: use clock=lockstep (simulated or real) or clock=live (real)"
+        )
     if config["resume"] is not None and config["resume_average"]:
         raise ValueError(
             "resume_average=true with clock=asynchronous, whose gradients on their way belong to the saved workers: resume "

@@ -39,13 +39,13 @@ def live(config: Mapping[str, Any]) -> bool:
 def check(config: Mapping[str, Any], setup: Any, torchrun: bool) -> None:
     """Refuse what the live clock cannot do."""
     if config["launch"]["kind"] != "workers" or torchrun:
-        raise ValueError(
+        raise gossip.Incompatible(
             "clock=live is real time: it needs launch=workers, a process per worker on this machine; clock=asynchronous "
             "simulates it, and under torchrun gossip.wrap(…, clock='live') does it in a loop of your own"
         )
     clash = {name: config[name] for name in ("overlap", "cost", "resume", "checkpoint_every") if config[name]}
     if clash:
-        raise ValueError(
+        raise gossip.Incompatible(
             f"clock=live together with {', '.join(f'{k}={v}' for k, v in clash.items())}: exchanges always overlap, seconds "
             "are real, and there is no moment at which a checkpoint could be taken; leave it out"
         )

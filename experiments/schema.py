@@ -53,6 +53,7 @@ class Schema:
 
 
 ConfigStore.instance().store(name="schema", node=Schema)
+OmegaConf.register_new_resolver("share", lambda part, whole: int(part * whole), replace=True)
 KEYS = tuple(field.name for field in fields(Schema))
 GROUPS = tuple(field.name for field in fields(Schema) if field.type is Any)
 FIRST = ("topology", "optimizer", "compressor", "partition", "scheduler")  # the others hold copies of these

@@ -18,6 +18,7 @@ from experiments.crew import Seat
 from experiments.divergence import Divergence
 from experiments.launch import under_torchrun
 from gossip import checkpoint
+from gossip.faults import Kill, Pause
 from gossip.plan import verify
 from graphs import Schedule
 
@@ -53,6 +54,8 @@ def build(config: Mapping[str, Any]) -> Setup:
     faults = instantiate(nodes.faults) if nodes.faults else None
     if faults is not None and not isinstance(faults, gossip.Faults):
         faults = gossip.Faults(faults)
+    if faults is not None:
+        faults = _timed(faults, config["rounds"])
     if faults is not None and faults.loss and not lively.live(config):
         schedule = graphs.drop(faults.loss, schedule, config["seed"])
     if nodes.scheduler is not None:
@@ -93,6 +96,16 @@ def build(config: Mapping[str, Any]) -> Setup:
     return setup
 
 
+def _timed(faults: gossip.Faults, rounds: int) -> gossip.Faults:
+    """Deaths and pauses without a time are those of half the run."""
+
+    def timed(event: Any) -> Any:
+        free = isinstance(event, Kill | Pause) and event.round is None and event.seconds is None
+        return dataclasses.replace(event, round=rounds // 2) if free else event
+
+    return gossip.Faults(tuple(map(timed, faults.events)))
+
+
 def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: Any, algorithm: gossip.Algorithm) -> None:
     launch = config["launch"]["kind"]
     if under_torchrun():
@@ -100,17 +113,17 @@ def _check_faults(faults: gossip.Faults, config: Mapping[str, Any], topology: An
             "faults under torchrun, which ends all processes when one dies: start the run without torchrun, launch=workers"
         )
     if not hasattr(topology, "edge_index"):
-        raise ValueError(
+        raise gossip.Incompatible(
             "faults need a topology, whose edges are what is left to mix by, and this run has none: choose one"
         )
     if launch == "blocks":
-        raise ValueError(
+        raise gossip.Incompatible(
             "faults with launch=blocks, where a death takes several workers: use launch=workers or launch=here"
         )
     given = {"overlap": config["overlap"], "cost": config["cost"], "resume": config["resume"]}
     given |= {"checkpoint_every": config["checkpoint_every"]}
     if clash := [name if isinstance(value, Mapping) else f"{name}={value}" for name, value in given.items() if value]:
-        raise ValueError(
+        raise gossip.Incompatible(
             f"faults together with {', '.join(clash)}: a run with faults has none of them; leave out either"
         )
     faults.check(topology, algorithm, real=launch == "workers", rounds=config["rounds"])

@@ -142,8 +142,19 @@ def test_every_config_is_a_fault_with_all_its_fields(name):
         assert made == {}
         return
     assert isinstance(made, Kill | Pause | Cut | Drop | Faults)
-    if name != "list":
-        Faults(made).check(graphs.ring(6), gossip.DPSGD(), real=False)
+
+
+def test_faults_without_a_time_happen_at_half_of_a_run_however_short():
+    times = {"kill": {"round": 15}, "pause": {"round": 15}, "rejoin": {"round": 15, "back": 22}}
+    times["cut"] = {"round": 15, "until": 22}
+    for name, expected in times.items():
+        (event,) = build(configured(f"faults={name}", "rounds=30")).faults.events
+        assert {key: getattr(event, key) for key in expected} == expected
+    options = ("faults=kill", "launch=workers", "rounds=30", "faults.seconds=1.5")
+    assert build(configured(*options)).faults.events == (Kill(1, seconds=1.5),)
+    assert build(configured("faults=kill", "rounds=30", "faults.round=7")).faults.events == (Kill(1, round=7),)
+    events = "faults.events=[{_target_: gossip.faults.Kill, worker: 2}, {_target_: gossip.faults.Drop}]"
+    assert build(configured("faults=list", events)).faults.events == (Kill(2, round=30), Drop())
 
 
 # -- restarts ----------------------------------------------------------------------------------------------------------
@@ -301,7 +312,6 @@ def test_a_death_at_seconds(tmp_path):
     options = (
         "launch=workers",
         "faults=kill",
-        "faults.round=null",
         "faults.seconds=1.0",
         "rounds=2000",
         "evaluate_every=500",
@@ -339,17 +349,25 @@ def test_live_runs_stand_deaths_and_returns(tmp_path):
     [
         (("faults=kill", "overlap=true"), "faults together with overlap=True"),
         (("faults=kill", "checkpoint_every=5"), "checkpoint_every=5"),
+        (("faults=kill", "cost=wan"), "faults together with cost"),
+        (("faults=kill", "resume=somewhere"), "resume=somewhere"),
+        (("faults=kill", "clock=asynchronous"), "faults with clock=asynchronous"),
+        (("overlap=true", "clock=asynchronous"), "overlap=true with clock=asynchronous"),
         (("faults=kill", "launch=blocks"), "launch=blocks, where a death takes several"),
         (("faults=drop", "algorithm=choco"), "Choco requires a schedule that is static"),
         (("clock=live",), "clock=live is real time: it needs launch=workers"),
         (("clock=live", "launch=workers", "overlap=true"), "exchanges always overlap"),
         (("clock=live", "launch=workers", "algorithm=sgp"), "SGP does more than average"),
-        (("clock=live", "launch=workers", "clock.pace=[1,2]"), "one for each of the 6 workers"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_any_process_starts(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_does_not_go_together_is_incompatible_before_any_process_starts(options, told):
+    with pytest.raises(gossip.Incompatible, match=told):
         build(configured(*options))
+
+
+def test_a_wrong_pace_is_refused():
+    with pytest.raises(ValueError, match="one for each of the 6 workers"):
+        build(configured("clock=live", "launch=workers", "clock.pace=[1,2]"))
 
 
 # -- study -------------------------------------------------------------------------------------------------------------
