@@ -318,8 +318,9 @@ class Live:
         for edge in self.edges.values():
             if edge.open:
                 edge.sever()
+        deadline = time.monotonic() + 5.0  # one that still looks for its neighbour cannot be woken
         for thread in self._threads:
-            thread.join(5.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def report(self) -> dict[str, Any]:
         """Counts, staleness and seconds of this worker.
