@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import gossip
 from experiments import launch, lively, records, schema, sweep, tracking
 from experiments.divergence import Divergence
 from experiments.trainer import Setup, build, hosted, resumable, train
-from gossip.probe import small, stable
+from gossip.probe import drifts
 
 log = logging.getLogger(__name__)
 CONF = Path(__file__).parent / "conf"
@@ -94,7 +93,7 @@ def run(
 
 
 def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) -> dict[str, Any]:
-    """The config with the γ that "auto" stands for; of a γ that was chosen, a warning if gossip alone is unstable with it."""
+    """The config with the γ that "auto" stands for; of another one, a warning if gossip alone is unstable with it."""
     algorithm: Any = setup.algorithm
     gamma = config["algorithm"].get("gamma")
     if gamma == "auto":
@@ -102,15 +101,15 @@ def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) ->
         log.info("%s", found)
         say(found)
         return config | {"algorithm": config["algorithm"] | {"gamma": algorithm.gamma}}
-    if gamma is not None and not isinstance(algorithm.compressor, gossip.Identity) and setup.schedule.n > 1:
-        compressor, size = small(algorithm.compressor, len(setup.task.initial()))
-        if not stable(replace(algorithm, compressor=compressor), setup.schedule, size):
-            warning = (
-                f"warning: algorithm.gamma={gamma:g} is beyond the stability limit of gossip alone with {algorithm.compressor} "
-                "on this graph, so the models may drift apart: lower it, or let algorithm.gamma=auto find one"
-            )
-            log.warning("%s", warning)
-            say(warning)
+    compresses = "gamma" in config["algorithm"] and not isinstance(algorithm.compressor, gossip.Identity)
+    if compresses and setup.schedule.n > 1 and drifts(algorithm, setup.schedule, len(setup.task.initial())):
+        given = f"{gamma:g}" if gamma is not None else f"null, {algorithm.step:g} from the compressor,"
+        warning = (
+            f"warning: algorithm.gamma={given} is beyond the stability limit of gossip alone with {algorithm.compressor} "
+            "on this graph, so the models may drift apart: lower it, or let algorithm.gamma=auto find one"
+        )
+        log.warning("%s", warning)
+        say(warning)
     return config
 
 

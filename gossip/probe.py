@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,11 +13,14 @@ from graphs import Schedule, Topology, as_schedule
 
 from . import rng
 from .algorithm import Algorithm
-from .compress import Compose, LowRank, PerLayer, RangeCoded, WarmUp
+from .compress import Compose, LowRank, PerLayer, RangeCoded, Threshold, WarmUp
 from .compress.payload import NotFinite
 from .layout import Layout
 from .network import Network
 from .optimizer import sgd
+from .shortened import NORMED, Cut, Shortened
+
+log = logging.getLogger(__name__)
 
 CAP = 4 / 3  # no larger γ is tried; with the identity 2 / (1 − λ_n) is the limit
 SAFETY = 0.75
@@ -45,13 +49,14 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
     schedule, algorithm = as_schedule(mixing), _plain(algorithm)
     if schedule.n == 1:  # nobody to agree with
         return Probe(1.0, CAP)
-    compressor, size = small(cast(Any, algorithm).compressor, d)
+    given = cast(Any, algorithm).compressor
+    compressor, size = small(given, d)
     algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor)
 
     def stands(gamma: float) -> bool:
         return stable(dataclasses.replace(cast(Any, algorithm), gamma=gamma), schedule, size)
 
-    low = min(CAP, max(1e-4, getattr(compressor, "gamma", 0.1)))
+    low = min(CAP, max(1e-4, getattr(given, "gamma", min(0.1, 1.5 / getattr(compressor, "shrink", 1.0)))))
     if stands(low):
         high = low
         while low < CAP and (high := min(CAP, 1.6 * low)) and stands(high):
@@ -62,7 +67,7 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
             high = low
             if low < 1e-5:
                 raise ValueError(
-                    f"no consensus step size above {low:.0e} is stable with {compressor}: it is no contraction; use another "
+                    f"no consensus step size above {low:.0e} is stable with {given}: it is no contraction; use another "
                     "compressor, or its rescaled form"
                 )
     while low < CAP and high / low > 1.08:
@@ -71,8 +76,24 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
     return Probe(float(f"{min(1.0, SAFETY * low):.2g}"), float(f"{low:.2g}"))
 
 
-def stable(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -> bool:
+def drifts(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -> bool:
+    """Whether gossip alone is unstable under the algorithm's γ with models of d numbers: one short trial of the probe.
+
+    >>> import graphs, gossip
+    >>> [drifts(gossip.Choco(compressor=gossip.QSGD(7, rescaled=True), gamma=0.3), graphs.ring(8), d) for d in (100, 10_000)]
+    [False, True]
+    """
+    compressor, size = small(cast(Any, algorithm).compressor, d)
+    algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor)
+    cheap = isinstance(compressor, Shortened | Cut) or hasattr(compressor, "kept")
+    return not stable(algorithm, mixing, size, min(_ROUNDS, _rounds(compressor, size)) // (1 if cheap else 4))
+
+
+def stable(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int, rounds: int | None = None) -> bool:
     """Whether gossip from Gaussian rows of d numbers, without gradients, comes to rest under the algorithm's γ.
+
+    In `rounds` rounds, by default enough for every number to be sent 16 times, and at least 1600; in fewer only what grows is
+    told from what shrinks.
 
     >>> import graphs, gossip
     >>> [stable(gossip.Choco(compressor=gossip.TopK(0.2), gamma=gamma), graphs.ring(8), 50) for gamma in (0.3, 1.0)]
@@ -83,7 +104,8 @@ def stable(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -
     x = rng.normal(rng.key(0, "probe", torch.arange(schedule.n)), d, torch.float32)
     x -= x.mean(0)
     state, start = algorithm.init(x), float(x.square().sum())
-    rounds = _rounds(cast(Any, algorithm).compressor, d)
+    enough = _rounds(cast(Any, algorithm).compressor, d)
+    rounds = rounds or enough
     sums = torch.zeros(2, 2, dtype=torch.float64)  # disagreement and error, in the middle and at the end
     with torch.no_grad():
         for k in range(rounds):
@@ -103,6 +125,8 @@ def stable(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -
             if 10 * k // rounds in (4, 9):
                 sums[10 * k // rounds // 9] += now
     (apart, error), (apart_late, error_late) = sums.tolist()
+    if rounds < enough:
+        return error_late < error or error_late < 1e-9 * apart_late
     if error_late < 1e-9 * apart_late:  # nothing is lost
         return apart_late < apart
     return error_late < 0.95 * error and error_late / apart_late < max(0.05, 1.3 * error / apart)
@@ -121,6 +145,7 @@ def resolved(
     if layout is not None and hasattr(compressor, "bind"):
         algorithm = dataclasses.replace(cast(Any, algorithm), compressor=cast(Any, compressor).bind(layout))
     if getattr(algorithm, "gamma", None) == "auto":
+        log.info("probing γ of %s with %s: some seconds", type(algorithm).__name__, compressor)
         algorithm = dataclasses.replace(cast(Any, algorithm), gamma=probe(algorithm, mixing, d).gamma)
     return algorithm
 
@@ -146,13 +171,24 @@ def small(compressor: Any, d: int) -> tuple[Any, int]:
         share = keeps.kept(d) / d
         while size < min(d, 1 << 14) and not 0.85 < keeps.kept(size) / size / share < 1.15:
             size = min(2 * size, d)
+    if isinstance(compressor, Threshold):
+        return Cut(compressor), size
+    if isinstance(compressor, NORMED):
+        if getattr(compressor, "norm", "linf") == "l2":  # rows of which some numbers are sent
+            size = min(d, max(size, min(800, int(2 + 2 * compressor.omega(d)))))
+        return Shortened.of(compressor, d, size), size
+    if isinstance(compressor, Compose) and isinstance(compressor.quantiser, NORMED):
+        k = keeps.kept(d), keeps.kept(size)
+        compressor = dataclasses.replace(compressor, quantiser=Shortened.of(compressor.quantiser, *k))
     return compressor, size
 
 
 def _rounds(compressor: Any, d: int) -> int:
-    """Enough for every number to be sent 16 times."""
+    """Enough for every number to be sent 16 times; fewer of what is slow."""
     keeps = compressor.sparsifier if isinstance(compressor, Compose) else compressor
-    return max(_ROUNDS, min(4 * _ROUNDS, 16 * d // keeps.kept(d))) if hasattr(keeps, "kept") else _ROUNDS
+    often = d / keeps.kept(d) if hasattr(keeps, "kept") else getattr(keeps, "shrink", 1.0)
+    most = 4 * _ROUNDS if hasattr(keeps, "kept") else 2 * _ROUNDS
+    return _ROUNDS // 2 if isinstance(keeps, LowRank) else max(_ROUNDS, min(most, int(16 * often)))
 
 
 def _plain(algorithm: Algorithm) -> Algorithm:

@@ -20,7 +20,8 @@ from gossip import (
     TopK,
     WarmUp,
 )
-from gossip.probe import CAP, probe, resolved, small, stable
+from gossip.probe import CAP, drifts, probe, resolved, small, stable
+from gossip.shortened import Cut, Shortened
 
 RING = SCHEDULES["ring"]
 
@@ -110,6 +111,70 @@ def test_the_probe_looks_at_what_compresses_most():
     assert small(RangeCoded(TopK(0.001)), 10**7) == (TopK(0.001, "plain"), 3200)
     assert small(Sign(), 10**7) == (Sign(), 400)
     assert small(TopK(0.5), 20) == (TopK(0.5, "plain"), 20)
+
+
+# -- quantisers whose ω grows with d --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("levels", "d", "stands", "falls"), [(7, 1000, 0.35, 0.7), (7, 9610, 0.1, 0.3), (1, 1000, 0.03, 0.1)]
+)
+def test_a_long_row_is_probed_as_what_it_is(levels, d, stands, falls):
+    """One norm for all of d = 9610 has ω = 13: γ = 0.7 made the distance 10²⁸ times as large in 400 rounds."""
+    quantiser = gossip.QSGD(levels, rescaled=True)
+    found = probe(Choco(compressor=quantiser, gamma="auto"), graphs.torus(4, 4), d)
+    assert stands < found.limit < falls
+    assert not drifts(Choco(compressor=quantiser, gamma=found.gamma), graphs.torus(4, 4), d)
+    assert drifts(Choco(compressor=quantiser, gamma=falls), graphs.torus(4, 4), d)
+    assert not stable(Choco(compressor=quantiser, gamma=falls), graphs.torus(4, 4), d)  # the rows themselves
+
+
+@pytest.mark.parametrize(
+    "quantiser", [gossip.QSGD(7, rescaled=True), gossip.QSGD(7, bucket=512, rescaled=True)], ids=repr
+)
+def test_auto_comes_to_rest_on_long_rows(quantiser):
+    d = 9610
+    x = torch.randn(16, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    options = {"compressor": quantiser, "history": True}
+    for gamma in ("auto", None) if quantiser.bucket else ("auto",):
+        _, distance = gossip.consensus(x, graphs.torus(4, 4), 150, gamma=gamma, **options)
+        assert distance[-1] < 0.3 * distance[0]
+
+
+@pytest.mark.parametrize(
+    ("quantiser", "d", "size"),
+    [
+        (gossip.QSGD(7, rescaled=True), 9_800, 200),
+        (gossip.QSGD(3), 900, 300),
+        (gossip.QSGD(7, bucket=512, rescaled=True), 512, 400),
+        (gossip.QSGD(3, "linf", rescaled=True), 2_000, 400),
+        (gossip.TernGrad(rescaled=True), 2_000, 400),
+        (gossip.LInf(3), 2_000, 400),
+        (gossip.StochasticRounding(2), 2_000, 400),
+    ],
+    ids=repr,
+)
+def test_a_shortened_quantiser_has_the_error_of_the_long_one(quantiser, d, size):
+    """‖C(x) − x‖² / ‖x‖² of Gaussian rows."""
+    m, errors = 600, []
+    for compressor, length in ((quantiser, d), (Shortened.of(quantiser, d, size), size)):
+        x = torch.randn(m, length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        q = compressor(x, gossip.rng.key(0, "shortened", torch.arange(m))).dense()
+        errors.append(float(((q - x).square().sum(1) / x.square().sum(1)).mean()))
+    assert errors[0] == pytest.approx(errors[1], rel=0.04)
+
+
+def test_a_quantiser_of_kept_values_is_probed_for_as_many_as_there_are():
+    """Top-1 % of 10⁷ leaves 10⁵ numbers to one norm of seven levels, and of 400 only 4."""
+    found, size = small(gossip.Compose(TopK(0.01), gossip.QSGD(7)), 10**7)
+    assert found.quantiser == Shortened.of(gossip.QSGD(7), 10**5, TopK(0.01).kept(size))
+    assert found.quantiser.step * TopK(0.01).kept(size) ** 0.5 == pytest.approx(10**2.5 / 7)
+
+
+def test_a_cut_is_what_threshold_sends():
+    x = torch.randn(6, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for threshold in (gossip.Threshold(), gossip.Threshold(0.8, 0.5), gossip.Threshold(1.5, 0.4, relative=False)):
+        assert torch.equal(Cut(threshold)(x).dense(), threshold(x).dense())
 
 
 # -- DeepSqueeze and error feedback --------------------------------------------------------------------------------------

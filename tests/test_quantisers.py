@@ -448,8 +448,10 @@ def test_the_same_numbers_from_the_same_key_only():
 def test_what_a_contraction_starts_from():
     """γ exists where CHOCO can use it, and is refused by name where not."""
     for compressor in CONTRACTIONS:
-        assert 0 < compressor.gamma <= 1
-    for compressor in (QSGD(), TernGrad(), LInf(2), StochasticRounding(2)):
+        if compressor != QSGD(rescaled=True):  # without buckets δ falls with d
+            assert 0 < compressor.gamma <= 1
+    assert QSGD(7, bucket=512, rescaled=True).gamma == QSGD(7, rescaled=True).delta(512)
+    for compressor in (QSGD(), QSGD(rescaled=True), TernGrad(), LInf(2), StochasticRounding(2)):
         with pytest.raises(ValueError, match="gamma=None, and .* names no start value"):
             gossip.Choco(compressor=compressor)
 

@@ -75,10 +75,19 @@ class QSGD:
 
     @property
     def gamma(self) -> float:
-        """Start value of γ, of the rescaled form. On Gaussian rows a ring of 25 stands up to 1 (7 levels, d = 2,000)."""
+        """Start value of γ, of the rescaled form: δ of a bucket, of which Gaussian rows stand about twice as much.
+
+        Without buckets the 2-norm's limit falls as 1/√d, so there is none; the ∞-norm stands 1 on Gaussian rows.
+        """
         if not self.rescaled:
             raise AttributeError("without rescaled=True QSGD is no contraction in general, and has no start value of γ")
-        return 0.7
+        if self.norm == "linf":
+            return 0.7
+        if self.bucket is None:
+            raise AttributeError(
+                "without a bucket QSGD's γ depends on d: take bucket=512, pass gamma, or let auto find it"
+            )
+        return min(0.7, self.delta(self.bucket))
 
     def omega(self, d: int) -> float:
         """ω of the unbiased form."""
