@@ -15,9 +15,10 @@ def check_gamma(gamma: float | str | None, compressor: Any) -> None:
     if gamma == "auto":
         return
     if gamma is None and not hasattr(compressor, "gamma"):
+        shared = getattr(compressor, "rescaled", False) and getattr(compressor, "bucket", 0) is None
         raise ValueError(
             f"gamma=None, and {type(compressor).__name__} names no start value (a property `gamma`): pass gamma, "
-            'near the compressor\'s δ at first, or gamma="auto"'
+            'near the compressor\'s δ at first, or gamma="auto"' + (", or take a bucket, such as 512" if shared else "")
         )
     if isinstance(gamma, str) or not 0 < step_size(gamma, compressor) <= 2:
         raise ValueError(

@@ -51,7 +51,7 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
         return Probe(1.0, CAP)
     given = cast(Any, algorithm).compressor
     compressor, size = small(given, d)
-    algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor)
+    algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor, gamma="auto")
 
     def stands(gamma: float) -> bool:
         return stable(dataclasses.replace(cast(Any, algorithm), gamma=gamma), schedule, size)
@@ -84,7 +84,8 @@ def drifts(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -
     [False, True]
     """
     compressor, size = small(cast(Any, algorithm).compressor, d)
-    algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor)
+    gamma = cast(Any, algorithm).step
+    algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor, gamma=gamma)
     cheap = isinstance(compressor, Shortened | Cut) or hasattr(compressor, "kept")
     return not stable(algorithm, mixing, size, min(_ROUNDS, _rounds(compressor, size)) // (1 if cheap else 4))
 

@@ -171,6 +171,16 @@ def test_a_quantiser_of_kept_values_is_probed_for_as_many_as_there_are():
     assert found.quantiser.step * TopK(0.01).kept(size) ** 0.5 == pytest.approx(10**2.5 / 7)
 
 
+def test_the_start_value_of_a_bucket_stands():
+    for levels, bucket in ((7, 512), (1, 512), (7, 4096), (127, 512)):
+        quantiser = gossip.QSGD(levels, bucket=bucket, rescaled=True)
+        for graph in (graphs.ring(25), graphs.star(9)):
+            assert not drifts(Choco(compressor=quantiser), graph, 10**6)
+    assert probe(Choco(compressor=quantiser), graphs.ring(8), 10**6).limit > 1  # of gamma=None too
+    with pytest.raises(ValueError, match="names no start value.*or take a bucket, such as 512"):
+        Choco(compressor=gossip.QSGD(7, rescaled=True))
+
+
 def test_a_cut_is_what_threshold_sends():
     x = torch.randn(6, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for threshold in (gossip.Threshold(), gossip.Threshold(0.8, 0.5), gossip.Threshold(1.5, 0.4, relative=False)):

@@ -75,7 +75,7 @@ class QSGD:
 
     @property
     def gamma(self) -> float:
-        """Start value of γ, of the rescaled form: δ of a bucket, of which Gaussian rows stand about twice as much.
+        """Start value of γ, of the rescaled form: δ of a bucket; Gaussian rows stand about twice as much on a torus.
 
         Without buckets the 2-norm's limit falls as 1/√d, so there is none; the ∞-norm stands 1 on Gaussian rows.
         """
