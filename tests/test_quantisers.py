@@ -351,7 +351,7 @@ def test_the_worker_that_diverged_is_named_before_anything_is_sent():
         return g
 
     net = gossip.Network(graphs.static(graphs.metropolis(graphs.ring(4))))
-    algorithm = gossip.Choco(compressor=QSGD(rescaled=True))
+    algorithm = gossip.Choco(compressor=QSGD(rescaled=True), gamma=0.3)
     state = algorithm.init(torch.ones(4, 6))
     rounds = gossip.lockstep(algorithm, lambda x, step: gradient(x, net.rows, step), net, state, 10)
     for _ in range(3):

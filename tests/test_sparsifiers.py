@@ -460,7 +460,7 @@ def test_choco_with_a_warm_start_finds_the_average(compressor):
 
 @pytest.mark.parametrize(
     "compressor",
-    [WarmUp(TopK(0.2), 2, 5), LowRank(1), Threshold(), RangeCoded(TopK(0.2))],
+    [LowRank(1), Threshold(), RangeCoded(TopK(0.2))],
     ids=lambda c: type(c).__name__,
 )
 def test_memory_and_varying_lengths_under_the_asynchronous_clock(compressor):
@@ -473,6 +473,14 @@ def test_memory_and_varying_lengths_under_the_asynchronous_clock(compressor):
     *_, last = gossip.simulate(lambda x, workers, step: x - b[workers], algorithm, graphs.ring(8), 30, **options)
     assert last.bits > 0
     assert float((last.x.mean(0) - b.mean(0)).square().sum()) < 0.3 * float(b.mean(0).square().sum())
+
+
+def test_a_warm_up_is_refused_where_two_who_meet_have_sent_different_numbers_of_messages():
+    import graphs
+
+    algorithm = gossip.Choco(compressor=WarmUp(TopK(0.2), 2, 5), gamma=0.1)
+    with pytest.raises(gossip.Incompatible, match=r"WarmUp under the asynchronous clock.*use TopK\(ratio=0.2"):
+        gossip.Asynchronous().check(algorithm, graphs.as_schedule(graphs.ring(8)))
 
 
 def test_scaled_random_k_has_no_start_value_of_gamma():
