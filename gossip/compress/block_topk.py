@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..plan import Block
-from .payload import Payload, check_ratio, kept, refuse_non_finite
+from .payload import Payload, Placed, check_ratio, kept, refuse_non_finite
 from .sparse import Sparse, check_indices, sparse
 from .topk import largest
 
@@ -92,7 +91,7 @@ def _energy(x: Tensor, whole: int, b: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Blocks(Payload):
+class Blocks(Placed, Payload):
     """The values of some blocks: `inner.values` (m, k_b, b) at the blocks `inner.index`."""
 
     inner: Payload
@@ -122,9 +121,3 @@ class Blocks(Payload):
         zeros = self.values.new_zeros(len(self.values), self.d)
         self.add_to(zeros)
         return zeros
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        self.placed().add_into(into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        self.placed().add_to(into)

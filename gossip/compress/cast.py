@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..plan import Block
-from . import tiles
 from .payload import Payload, refuse_non_finite
-from .tiles import Room, Tile, height, ldexp, measured, norms, reach, width, working
+from .tiles import InTiles, Room, Tile, height, ldexp, measured, norms, reach, tiles, width, working
 
 
 class Format(NamedTuple):
@@ -73,7 +71,7 @@ class Cast:
         factor = torch.exp2(-e.double()).to(kind).masked_fill_(size * reach(x.dtype) < 1, 0)
         data = torch.empty(m, d, dtype=form.dtype, device=x.device)
         room = Room(height(m, d) * width(m, d), kind, device=x.device)
-        for tile in tiles.tiles(m, d):
+        for tile in tiles(m, d):
             part = tile.of(x)
             (scratch,) = room(*part.shape)
             tile.of(data).copy_(torch.mul(part, tile.each(factor), out=scratch))
@@ -84,7 +82,7 @@ class Cast:
         """bfloat16 has the range of float32: nothing to measure, and a sum tells whether all is finite."""
         m, d = x.shape
         data, total = torch.empty(m, d, dtype=torch.bfloat16, device=x.device), torch.zeros(m, 1, device=x.device)
-        for tile in tiles.tiles(m, d):
+        for tile in tiles(m, d):
             part = tile.of(x)
             tile.of(data).copy_(part)
             tile.among(total).add_(part.sum(1, keepdim=True, dtype=torch.float32))
@@ -101,7 +99,7 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Narrow(Payload):
+class Narrow(InTiles, Payload):
     """`data` (m, d) in the wire type, eight-bit types as bytes, and `scale` (m, 1), a power of two."""
 
     data: Tensor
@@ -147,15 +145,6 @@ class Narrow(Payload):
             return (values, single) if single is not None else (values.mul_(scale), 1.0)
 
         return read
-
-    def dense(self) -> Tensor:
-        return tiles.dense(self)
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        tiles.add_into(self, into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        tiles.add_to(self, into)
 
 
 def _power(e: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..plan import Block
-from . import tiles
 from .pack import Packer, octets
 from .payload import Payload
-from .tiles import Room, Tile, height, is_long, reach, width, working
+from .tiles import InTiles, Room, Tile, height, is_long, reach, tiles, width, working
 
 
 class Form(NamedTuple):
@@ -31,7 +29,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Codes(Payload):
+class Codes(InTiles, Payload):
     """`packed` (m, bytes), and `scale` and perhaps `low` (m, buckets)."""
 
     packed: Tensor
@@ -90,15 +88,6 @@ class Codes(Payload):
 
         return read
 
-    def dense(self) -> Tensor:
-        return tiles.dense(self)
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        tiles.add_into(self, into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        tiles.add_to(self, into)
-
 
 def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -> Tensor:
     """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
@@ -106,7 +95,7 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
     room = Room(height(m, d) * width(m, d) if total is not None else 0, working(x.dtype), device=x.device)
     packer = Packer(height(m, d), width(m, d), 2, x.device)
     packed = torch.empty(m, octets(2, d), dtype=torch.uint8, device=x.device)
-    for tile in tiles.tiles(m, d):
+    for tile in tiles(m, d):
         part, n = tile.of(x), tile.stop - tile.start
         above = packer.room(len(part), n)
         if x.device.type == "cpu" and x.dtype != torch.bfloat16:  # torch.ge into bool takes ten times as long
@@ -136,7 +125,7 @@ def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | N
     packed = torch.empty(m, octets(form.base, d), dtype=torch.uint8, device=x.device)
     inverse = scale.reciprocal().masked_fill_(scale * reach(x.dtype) < 1, 0)
     middle = torch.tensor(form.zero + 0.5, dtype=kind, device=x.device)
-    for tile in tiles.tiles(m, d, form.bucket):
+    for tile in tiles(m, d, form.bucket):
         part, count = tile.of(x), tile.stop - tile.start
         (y, _), (flat, u) = room(*part.shape), room(len(part), count)
         if low is not None:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import rng
-from ..plan import Block
-from .payload import Payload, compress, memory_of
+from .payload import Payload, Placed, compress, memory_of
 from .sign import Sign
 from .topk import TopK
 
@@ -69,7 +68,7 @@ class Compose:
 
 
 @dataclass(frozen=True)
-class Composed(Payload):
+class Composed(Placed, Payload):
     """The quantiser's payload, of the values, and the sparsifier's, of which the other parts travel."""
 
     values: Payload
@@ -94,12 +93,3 @@ class Composed(Payload):
         """The sparsifier's payload with the values that the receiver reads."""
         values, own = self.values.dense(), self.kept.parts()
         return self.kept.like((values.view(len(values), *own[0].shape[1:]), *own[1:]))
-
-    def dense(self) -> Tensor:
-        return self.placed().dense()
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        self.placed().add_into(into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        self.placed().add_to(into)

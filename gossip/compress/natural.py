@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..plan import Block
-from . import tiles
 from .codes import checked
 from .pack import Packer, octets
 from .payload import Payload, refuse_non_finite
-from .tiles import Room, Tile, height, norms, width, working
+from .tiles import InTiles, Room, Tile, height, norms, tiles, width, working
 
 _MANTISSA = {torch.float32: 23, torch.float64: 52}
 
@@ -54,7 +52,7 @@ class Natural:
         bits, packer = rng.Bits(key, most, rows), Packer(rows, most, base, x.device)
         packed = torch.empty(m, octets(base, d), dtype=torch.uint8, device=x.device)
         room = Room(rows * most, whole, whole, device=x.device)
-        for tile in tiles.tiles(m, d):
+        for tile in tiles(m, d):
             part, count = tile.of(x), tile.stop - tile.start
             v, u = room(*part.shape)
             v.view(kind).copy_(part)
@@ -76,7 +74,7 @@ class Natural:
 
 
 @dataclass(frozen=True)
-class Exponents(Payload):
+class Exponents(InTiles, Payload):
     """Sign and exponent of each coordinate, as the number's uppermost 9 (12) bits."""
 
     packed: Tensor
@@ -112,12 +110,3 @@ class Exponents(Payload):
             return v.view(kind), 1.0
 
         return read
-
-    def dense(self) -> Tensor:
-        return tiles.dense(self)
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        tiles.add_into(self, into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        tiles.add_to(self, into)

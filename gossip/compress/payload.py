@@ -54,6 +54,26 @@ class Payload(ABC):
         into.add_(self.dense())
 
 
+class Placed:
+    """A payload that is added up as another one with the same numbers. Stands before `Payload` among the bases."""
+
+    @abstractmethod
+    def placed(self) -> Payload:
+        """The same with an index for every value."""
+
+    def dense(self) -> Tensor:
+        """(m, d): what the receiver adds."""
+        return self.placed().dense()
+
+    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
+        """into_i += scale · Σ_j block_ij · dense_j, in place."""
+        self.placed().add_into(into, block, scale)
+
+    def add_to(self, into: Tensor) -> None:
+        """into_i += dense_i, in place."""
+        self.placed().add_to(into)
+
+
 class Compressor(Protocol):
     """Rows (m, d) to a `Payload`. `key` (m,) int64 is the randomness of each row, see `gossip.rng`.
 

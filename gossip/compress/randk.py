@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .. import rng
-from ..plan import Block
-from .payload import Payload, check_ratio, kept, refuse_non_finite
+from .payload import Payload, Placed, check_ratio, kept, refuse_non_finite
 from .sparse import Sparse
 
 
@@ -71,7 +70,7 @@ class RandK:
 
 
 @dataclass(frozen=True)
-class Keyed(Payload):
+class Keyed(Placed, Payload):
     """Values whose coordinates are drawn from the key beside them."""
 
     values: Tensor
@@ -87,12 +86,3 @@ class Keyed(Payload):
     def placed(self) -> Sparse:
         """The same with its indices drawn."""
         return Sparse(self.values, rng.sample(self.key[:, 0], self.d, self.values.shape[1]), self.d)
-
-    def dense(self) -> Tensor:
-        return self.placed().dense()
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        self.placed().add_into(into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        self.placed().add_to(into)

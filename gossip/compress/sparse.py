@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..plan import Block
 from .index import pack, packed_bytes, unpack
-from .payload import Payload
+from .payload import Payload, Placed
 
 
 def index_dtype(d: int) -> torch.dtype:
@@ -63,7 +63,7 @@ class Sparse(Payload):
 
 
 @dataclass(frozen=True)
-class Packed(Payload):
+class Packed(Placed, Payload):
     """The same with its indices packed, see `gossip.compress.index`: 2 + log₂(d/k) bits each, in place of 32."""
 
     values: Tensor
@@ -84,12 +84,3 @@ class Packed(Payload):
     def placed(self) -> Sparse:
         """The same with its indices unpacked."""
         return Sparse(self.values, self.index, self.d)
-
-    def dense(self) -> Tensor:
-        return self.placed().dense()
-
-    def add_into(self, into: Tensor, block: Block, scale: float = 1.0) -> None:
-        self.placed().add_into(into, block, scale)
-
-    def add_to(self, into: Tensor) -> None:
-        self.placed().add_to(into)

@@ -240,30 +240,31 @@ def ldexp(x: Tensor, e: Tensor) -> Tensor:
 # -- what a receiver does ---------------------------------------------------------------------------------------------------
 
 
-def dense(payload: Readable) -> Tensor:
-    """(m, d): all of it."""
-    m, d = payload.rows, payload.d
-    whole = torch.empty(m, d, dtype=payload.dtype, device=payload.device)
-    read = payload.reader(width(m, d, True))
-    for tile in tiles(m, d, payload.bucket, True):
-        part, factor = read(tile)
-        torch.mul(part, factor, out=whole[:, tile.start : tile.stop])
-    return whole
+class InTiles:
+    """How a `Readable` payload is added up: a tile at a time. Stands before `Payload` among the bases."""
 
+    def dense(self: Readable) -> Tensor:
+        """(m, d): all of it."""
+        m, d = self.rows, self.d
+        whole = torch.empty(m, d, dtype=self.dtype, device=self.device)
+        read = self.reader(width(m, d, True))
+        for tile in tiles(m, d, self.bucket, True):
+            part, factor = read(tile)
+            torch.mul(part, factor, out=whole[:, tile.start : tile.stop])
+        return whole
 
-def add_into(payload: Readable, into: Tensor, block: Block, scale: float = 1.0) -> None:
-    """into_i += scale · Σ_j block_ij · dense_j, a tile at a time."""
-    m, d = payload.rows, payload.d
-    read = payload.reader(width(m, d, True))
-    for tile in tiles(m, d, payload.bucket, True):
-        part, factor = read(tile)
-        block.add(into[:, tile.start : tile.stop], part.to(into.dtype), scale * factor)
+    def add_into(self: Readable, into: Tensor, block: Block, scale: float = 1.0) -> None:
+        """into_i += scale · Σ_j block_ij · dense_j, a tile at a time."""
+        m, d = self.rows, self.d
+        read = self.reader(width(m, d, True))
+        for tile in tiles(m, d, self.bucket, True):
+            part, factor = read(tile)
+            block.add(into[:, tile.start : tile.stop], part.to(into.dtype), scale * factor)
 
-
-def add_to(payload: Readable, into: Tensor) -> None:
-    """into_i += dense_i, a tile at a time."""
-    m, d = payload.rows, payload.d
-    read = payload.reader(width(m, d, True))
-    for tile in tiles(m, d, payload.bucket, True):
-        part, factor = read(tile)
-        into[:, tile.start : tile.stop].add_(part, alpha=factor)
+    def add_to(self: Readable, into: Tensor) -> None:
+        """into_i += dense_i, a tile at a time."""
+        m, d = self.rows, self.d
+        read = self.reader(width(m, d, True))
+        for tile in tiles(m, d, self.bucket, True):
+            part, factor = read(tile)
+            into[:, tile.start : tile.stop].add_(part, alpha=factor)
