@@ -573,6 +573,7 @@ def compare(expected, parts, blocks):
 
 
 def test_a_resumed_run_is_the_unbroken_one(here):
+    assert here[1]
     for through, resumed in here[1]:
         compare(through, [resumed], [range(N)])
 
@@ -587,6 +588,7 @@ def test_real_processes_replay_the_trace(here, blocks, tmp_path):
         for which in (0, 1):  # straight through, and resumed from a checkpoint of one process
             if ranks[0][number][which] is not None:
                 compare(through, [rank[number][which] for rank in ranks], blocks)
+    assert any(resumed is not None for _, resumed in ranks[0])
 
 
 def test_in_a_notebook():

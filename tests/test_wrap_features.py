@@ -328,13 +328,15 @@ def drifting(rank, transport, mixes=300):
 
 
 def _drift(found):
+    """(the largest distance from the mean at the end, the largest relative change of the mean)."""
     start, end = (torch.cat(rows).double() for rows in zip(*found))
-    assert float((end - end.mean(0)).abs().max()) < 1e-5
-    assert float((end.mean(0) / start.mean(0) - 1)[:6].abs().max()) < 1e-5
+    return float((end - end.mean(0)).abs().max()), float((end.mean(0) / start.mean(0) - 1)[:6].abs().max())
 
 
 def test_the_mean_does_not_drift_in_half_precision(world):
-    _drift([said["drifting"] for said in world])
+    apart, moved = _drift([said["drifting"] for said in world])
+    assert apart < 1e-5
+    assert moved < 1e-5
 
 
 def _drifting_long(rank, size, store):
@@ -345,7 +347,9 @@ def _drifting_long(rank, size, store):
 
 @pytest.mark.slow
 def test_the_mean_does_not_drift_in_ten_thousand_mixes(tmp_path):
-    _drift(values(launch(_drifting_long, N, tmp_path, timeout=110)))
+    apart, moved = _drift(values(launch(_drifting_long, N, tmp_path, timeout=110)))
+    assert apart < 1e-5
+    assert moved < 1e-5
 
 
 # -- buffers -------------------------------------------------------------------------------------------------------
