@@ -81,14 +81,14 @@ def train(
 ) -> torch.Tensor | None:
     """Run all rounds of a config; `table` is the checkpoint to go on from, `file` where checkpoints go."""
     run = begin(config, setup, placement, transport)
-    task, net, trace = setup.task, run.net, run.trace
+    task, net, queue = setup.task, run.net, run.queue
     rounds, every, saving = config["rounds"], config["evaluate_every"], config["checkpoint_every"]
     work, grid = net.n * config["local_steps"], getattr(clock_of(config), "every_seconds", None)
     seconds = 0.0
     if table is not None:
         run.restore(table)
         seconds = table.get("seconds", 0.0)
-        log.info("resumed from %s at round %d", config["resume"], trace.updates // work)
+        log.info("resumed from %s at round %d", config["resume"], queue.updates // work)
     trajectory, diverged = [], Divergence()
 
     def evaluate() -> bool:
@@ -99,17 +99,17 @@ def train(
         row = metrics.measured(task, net, x, run.progress.losses)
         row["train/loss"] = float(losses.nanmean())  # a slow worker may not have made a step yet
         row |= metrics.axes(
-            trace.updates // work if grid is None else trace.updates / work,  # a record has one row a round
-            trace.updates / net.n,
+            queue.updates // work if grid is None else queue.updates / work,  # a record has one row a round
+            queue.updates / net.n,
             float(bits.double().mean()),
             seconds,
             getattr(task, "batch_size", None),
             getattr(task, "size", None),
             net.n,
-            trace.time,
+            queue.time,
         )
-        row |= metrics.idleness(torch.tensor(trace.idle, dtype=torch.float64), trace.time)
-        row |= metrics.staleness(trace.staleness)
+        row |= metrics.idleness(torch.tensor(queue.idle, dtype=torch.float64), queue.time)
+        row |= metrics.staleness(queue.staleness)
         everyone = net.gather(x) if keep else None
         if net.placement.rank == 0:
             emit(row)
@@ -120,26 +120,26 @@ def train(
     with torch.no_grad():
         if table is None:
             evaluate()
-        while trace.updates < rounds * work:
-            done, began = trace.updates // work, time.perf_counter()
+        while queue.updates < rounds * work:
+            done, began = queue.updates // work, time.perf_counter()
             stop = min(
                 [rounds] + [(done // step + 1) * step for step in (every if grid is None else 0, saving) if step]
             )
             tick = math.inf
             if grid is not None:  # the next point of the grid before which something happens
-                tick = max(math.floor(trace.time / grid + 1e-9) + 1, math.ceil(trace.next_time / grid - 1e-9)) * grid
+                tick = max(math.floor(queue.time / grid + 1e-9) + 1, math.ceil(queue.next_time / grid - 1e-9)) * grid
             run.advance(updates=stop * work, seconds=tick)
             seconds += time.perf_counter() - began
-            round, last = trace.updates // work, trace.updates >= rounds * work
-            ticked = trace.updates < stop * work
+            round, last = queue.updates // work, queue.updates >= rounds * work
+            ticked = queue.updates < stop * work
             if ticked:
-                trace.time = tick  # nothing else happens before
+                queue.time = tick  # nothing else happens before
             if (last or (ticked if grid is not None else round // every > done // every)) and not evaluate():
                 break
             if saving and (last or round // saving > done // saving):
                 saved = run.table(round) | {"seconds": seconds}
                 if net.placement.rank == 0 and file is not None:
                     checkpoint.write(file, saved)
-    log.info("staleness (gradients applied by others meanwhile: how often): %s", dict(sorted(trace.staleness.items())))
-    log.info("steps by worker: %s", trace.steps)
+    log.info("staleness (gradients applied by others meanwhile: how often): %s", dict(sorted(queue.staleness.items())))
+    log.info("steps by worker: %s", queue.steps)
     return torch.stack(trajectory) if trajectory else None

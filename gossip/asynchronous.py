@@ -19,12 +19,13 @@ from . import checkpoint
 from .algorithm import REMEDIES, Algorithm
 from .algorithms.allreduce import AllReduce
 from .compress import WarmUp
+from .cost import Cost
+from .events import HALF, PUSH, Event, EventQueue, Graph
 from .meeting import Meeting
 from .network import Network
 from .optimizer import OptimizerFactory
 from .placement import Placement
 from .rows import Room, RowOptimizers, changed, gather, head, put, spread, write
-from .trace import HALF, PUSH, Cost, Event, Graph, Trace, Unit
 from .transport import Transport
 
 # Rows (k, d), their workers (k,) and local steps (k,) → gradients (k, d), or (gradients, losses (k,)).
@@ -117,7 +118,7 @@ class Asynchronous:
         >>> start = torch.zeros(4, 1, dtype=torch.float64)
         >>> run = Asynchronous().start(gossip.DPSGD(), gradient, graphs.as_schedule(graphs.ring(4)), start)
         >>> run.advance(updates=400)
-        >>> run.trace.time, run.trace.steps, abs(float(run.models.mean()) - 1.5) < 0.1
+        >>> run.queue.time, run.queue.steps, abs(float(run.models.mean()) - 1.5) < 0.1
         (100.0, [100, 100, 100, 100], True)
         """
         return Run(self, algorithm, oracle, schedule, x, **options)
@@ -249,7 +250,7 @@ class Progress(NamedTuple):
 
 
 class Run:
-    """An asynchronous run, in this process or in many: all of them know the same trace and meet in its order.
+    """An asynchronous run, in this process or in many: all of them know the same events and meet in their order.
 
     Gradients are evaluated when the first of them is needed, then for all workers that have begun one: where they were begun
     is known. Events that concern different workers are carried out together; that is the order of their times, as they
@@ -266,7 +267,7 @@ class Run:
         placement, transport: see `gossip.Network`.
 
     Attributes:
-        trace: who meets whom and when; its `time`, `updates`, `steps`, `idle`, `staleness`.
+        queue: who meets whom and when; its `time`, `updates`, `steps`, `idle`, `staleness`.
         net: the network, with its meter.
         progress: the hosted workers' state.
     """
@@ -290,9 +291,9 @@ class Run:
         groups = clock.parted(schedule.n)
         self.net = Meeting(schedule, placement, transport, seed)
         self.graph = Graph(schedule, groups, self.meet == "push")
-        self.trace = Trace(
+        self.queue = EventQueue(
             self.graph,
-            cost or Unit(),
+            cost or Cost(),
             seed,
             meet=self.meet,
             local_steps=local_steps,
@@ -339,12 +340,12 @@ class Run:
             raise ValueError(
                 "updates and seconds are both infinite: an asynchronous run has no end of its own, so give one"
             )
-        trace = self.trace
-        planned: list[Event] = []  # has happened in the trace and was not carried out yet
+        queue = self.queue
+        planned: list[Event] = []  # has happened and was not carried out yet
         more = True
         while more:
-            while (more := trace.updates < updates and trace.next_time <= seconds) and len(planned) < self._window:
-                planned += trace.advance()
+            while (more := queue.updates < updates and queue.next_time <= seconds) and len(planned) < self._window:
+                planned += queue.advance()
             planned = self._carry_out(planned, rest=more)
         self.net.leave()
 
@@ -352,7 +353,7 @@ class Run:
         """A checkpoint, see `gossip.checkpoint`: all workers' rows, gradients on their way, and the event queue."""
         if self._begun:
             self._evaluate()
-        return checkpoint.table(self.progress, self.net, round) | {"trace": self.trace.state_dict()}
+        return checkpoint.table(self.progress, self.net, round) | {"trace": self.queue.state_dict()}
 
     def restore(self, table: dict[str, Any]) -> int:
         """Go on from a checkpoint, in whatever placement; returns its round."""
@@ -361,8 +362,8 @@ class Run:
                 "the checkpoint was saved by a synchronous run, which has no event queue: resume it with clock=lockstep"
             )
         round = checkpoint.restore(table, self.progress, self.net)
-        self.trace.load_state_dict(table["trace"])
-        self._counts = [self.trace.steps[w] for w in self.workers.tolist()]
+        self.queue.load_state_dict(table["trace"])
+        self._counts = [self.queue.steps[w] for w in self.workers.tolist()]
         self._begun.clear()
         return round
 

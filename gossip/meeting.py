@@ -11,10 +11,10 @@ from torch import Tensor
 from graphs import Incompatible, Schedule
 
 from . import rng
+from .events import PUSH
 from .network import Network
 from .placement import Placement
 from .plan import Edges, Plan
-from .trace import PUSH
 from .transport import Transport
 from .wire import CHUNK, row_bits, spec
 
@@ -39,7 +39,7 @@ class Meeting(Network):
     Every process must enter the same meetings in the same order.
 
     >>> import graphs
-    >>> from gossip.trace import HALF
+    >>> from gossip.events import HALF
     >>> net, x = Meeting(graphs.as_schedule(graphs.ring(8))), torch.tensor([[1.0], [3.0]])
     >>> net.enter(0, (5, 4), [(HALF, (0, 1))], events=(0, 0))
     >>> net.mix(x)

@@ -122,7 +122,7 @@ def simulate(
             run.advance(updates=k * n * local_steps)
             bits, messages, loss = run.net.meter.bits, run.net.meter.messages, float(run.progress.losses.nanmean())
             distance = consensus_distance(run.models)
-            yield Record(k, run.models, loss, distance, int(bits.sum()), int(messages.sum()), run.trace.time)
+            yield Record(k, run.models, loss, distance, int(bits.sum()), int(messages.sum()), run.queue.time)
         return
     net = Network(schedule, seed=seed)
     watch = None if cost is None else Watch(Timeline(cost, n, local_steps, overlap), net)

@@ -16,7 +16,7 @@ import graphs
 from experiments.train import run as run_config
 from gossip import DPSGD, SGP, AllReduce, Asynchronous, Choco, Placement, tree
 from gossip.asynchronous import Run
-from gossip.trace import Graph, Trace, Unit
+from gossip.events import EventQueue, Graph
 
 N, D = 8, 13
 RING = graphs.as_schedule(graphs.ring(N))
@@ -53,8 +53,8 @@ def started(algorithm=None, schedule=RING, cost: Any = UNEVEN, local_steps=1, pr
 
 def events_of(run: Run, updates: int) -> list:
     """The same events again."""
-    t = run.trace
-    again = Trace(
+    t = run.queue
+    again = EventQueue(
         t.graph, t.cost, t.seed, meet=t.meet, local_steps=t.local_steps, geometric=t.geometric, adapt_first=t.adapt_first,
         wait=t.wait, bound=t.bound, size=t.size, modes=t.modes,
     )  # fmt: skip
@@ -116,7 +116,7 @@ DECAYED = gossip.scheduled(
 def test_every_worker_has_an_optimizer_of_its_own(make):
     run, _ = started(DPSGD(make))
     run.advance(updates=160)
-    assert len(set(run.trace.steps)) > 1
+    assert len(set(run.queue.steps)) > 1
     assert torch.allclose(run.models, by_formula(run, 160, make), rtol=0, atol=1e-12)
 
 
@@ -126,9 +126,9 @@ def test_every_gradient_is_asked_for_once_and_many_together():
     pairs = Counter(p for workers, steps in asked for p in zip(workers, steps))
     assert set(pairs.values()) == {1}
     for w in range(N):
-        assert sorted(s for v, s in pairs if v == w)[: run.trace.steps[w]] == list(range(run.trace.steps[w]))
+        assert sorted(s for v, s in pairs if v == w)[: run.queue.steps[w]] == list(range(run.queue.steps[w]))
     assert 400 / len(asked) > 2.5  # gradients in one call; one by one it would be 1
-    whole, asked = started(cost=Unit())
+    whole, asked = started(cost=gossip.Cost())
     whole.advance(updates=400)
     assert max(len(workers) for workers, _ in asked) == N
 
@@ -141,7 +141,7 @@ def test_where_a_run_pauses_changes_nothing():
         other.advance(updates=updates)
     assert torch.allclose(one.models, other.models, rtol=0, atol=1e-13)
     assert one.net.meter.edges == other.net.meter.edges
-    assert one.trace.state_dict() == other.trace.state_dict()
+    assert one.queue.state_dict() == other.queue.state_dict()
 
 
 def test_the_same_seed_is_the_same_run_and_another_one_is_not():
@@ -159,10 +159,10 @@ def test_the_same_seed_is_the_same_run_and_another_one_is_not():
 
 def throughput(cost, schedule, seconds, **options) -> float:
     """Gradients a second."""
-    trace = Trace(Graph(schedule), cost, **options)
-    while trace.next_time <= seconds:
-        trace.advance()
-    return trace.updates / seconds
+    queue = EventQueue(Graph(schedule), cost, **options)
+    while queue.next_time <= seconds:
+        queue.advance()
+    return queue.updates / seconds
 
 
 @pytest.mark.parametrize(("n", "s"), [(16, 2), (16, 10), (16, 100), (128, 2), (7, 3.5), (40, 25), (2, 8), (5, 1)])
@@ -214,10 +214,10 @@ def test_pairwise_gossip_shrinks_as_the_spectral_radius_says(topology):
         assert torch.allclose(first, torch.eye(n).double() - graphs.laplacian(topology).to_dense() / (2 * m))
         assert 1 - rho >= graphs.gap(first) - 1e-12  # algorithms.md 1.8: at least λ₂(L)/2m
     length, repeats = round(1.5 / (1 - rho)), 3000
-    trace = Trace(Graph(graphs.as_schedule(topology)), RANDOM, seed=5)
+    queue = EventQueue(Graph(graphs.as_schedule(topology)), RANDOM, seed=5)
     pairs: list[tuple[int, int]] = []
     while len(pairs) < length * repeats:
-        pairs += [e.rows for e in trace.advance() if e.rows]
+        pairs += [e.rows for e in queue.advance() if e.rows]
     met = torch.tensor(pairs[: length * repeats]).view(repeats, length, 2)  # the clock is memoryless: runs from anew
     values, vectors = torch.linalg.eigh(M)
     x0 = vectors * values.clamp(min=0).sqrt()  # Σ over columns of x xᵀ is M
@@ -318,26 +318,26 @@ def test_choco_keeps_a_public_copy_for_each_neighbour():
 
 
 def test_equal_workers_are_stale_by_all_others():
-    run, _ = started(cost=Unit())
+    run, _ = started(cost=gossip.Cost())
     run.advance(updates=10 * N)
-    assert run.trace.time == 10
-    assert run.trace.steps == [10] * N
-    assert run.trace.idle == [0] * N
+    assert run.queue.time == 10
+    assert run.queue.steps == [10] * N
+    assert run.queue.idle == [0] * N
     first = dict(Counter(range(N)))  # of the common start
     later = {N - 1: 9 * N}
-    assert run.trace.staleness == {k: first.get(k, 0) + later.get(k, 0) for k in first | later}
+    assert run.queue.staleness == {k: first.get(k, 0) + later.get(k, 0) for k in first | later}
 
 
 def test_answers_take_time_unless_nobody_waits_for_them():
     cost = gossip.Cost(gossip.work.Constant(1.0), gossip.Links(latency=0.25))
     run, _ = started(cost=cost)
     run.advance(seconds=15 + 1e-9)
-    assert run.trace.steps == [10] * N  # there and back
-    assert run.trace.idle == pytest.approx([5.0] * N)
+    assert run.queue.steps == [10] * N  # there and back
+    assert run.queue.idle == pytest.approx([5.0] * N)
     run, _ = started(cost=cost, wait=False)
     run.advance(seconds=15 + 1e-9)
-    assert run.trace.steps == [15] * N
-    assert run.trace.idle == [0] * N
+    assert run.queue.steps == [15] * N
+    assert run.queue.idle == [0] * N
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
@@ -347,9 +347,9 @@ def test_nobody_is_farther_ahead_than_the_bound(bound):
         run, _ = started(cost=cost, bound=bound, **options)
         for updates in range(1, 150):
             run.advance(updates=updates)
-            assert max(run.trace.steps) - min(run.trace.steps) <= bound + 1
-        assert max(run.trace.steps) - min(run.trace.steps) > 0
-        assert max(run.trace.idle) > 10
+            assert max(run.queue.steps) - min(run.queue.steps) <= bound + 1
+        assert max(run.queue.steps) - min(run.queue.steps) > 0
+        assert max(run.queue.idle) > 10
 
 
 def test_local_steps_are_as_many_as_said():
@@ -358,7 +358,7 @@ def test_local_steps_are_as_many_as_said():
     for run in (fixed, drawn):
         run.advance(updates=4000)
     exchanges = [int(run.net.meter.messages.sum()) / 2 for run in (fixed, drawn)]
-    assert exchanges[0] == sum(s // 4 for s in fixed.trace.steps)
+    assert exchanges[0] == sum(s // 4 for s in fixed.queue.steps)
     assert exchanges[1] == pytest.approx(1000, rel=0.08)
 
 
@@ -391,7 +391,7 @@ def test_one_synchronous_phase_is_lockstep(algorithm, schedule, local_steps):
     expected, edges = synchronous(algorithm, schedule, 12, local_steps)
     assert torch.allclose(run.models, expected, rtol=0, atol=1e-12)
     assert run.net.meter.edges == edges
-    assert run.trace.staleness == {0: 12 * N} if local_steps == 1 else True
+    assert run.queue.staleness == {0: 12 * N} if local_steps == 1 else True
 
 
 def test_groups_reach_from_lockstep_to_ad_psgd():
@@ -405,7 +405,7 @@ def test_groups_reach_from_lockstep_to_ad_psgd():
     for run in (single, plain):
         run.advance(updates=200)
     assert torch.equal(single.models, plain.models)
-    assert single.trace.time == plain.trace.time
+    assert single.queue.time == plain.queue.time
 
 
 def test_within_a_group_lost_weight_goes_to_the_diagonal():
@@ -428,12 +428,12 @@ def test_a_straggler_turns_a_run_asynchronous_and_even_workers_turn_it_back():
 
     run, _ = started(cost=Changing(), waiting=(0.2, 0.5))
     modes = []
-    while run.trace.time < 60:
-        run.advance(updates=run.trace.updates + 1)
-        if not modes or modes[-1] != run.trace.mode:
-            modes.append(run.trace.mode)
+    while run.queue.time < 60:
+        run.advance(updates=run.queue.updates + 1)
+        if not modes or modes[-1] != run.queue.mode:
+            modes.append(run.queue.mode)
     assert modes == ["synchronous", "asynchronous", "synchronous"]
-    assert torch.allclose(run.models, by_formula(run, run.trace.updates), rtol=0, atol=1e-12)
+    assert torch.allclose(run.models, by_formula(run, run.queue.updates), rtol=0, atol=1e-12)
 
 
 def test_a_server_whose_workers_keep_step_is_all_reduce():
@@ -441,7 +441,7 @@ def test_a_server_whose_workers_keep_step_is_all_reduce():
     expected, _ = synchronous(AllReduce(sgd()), RING, 10)
     run.advance(updates=10 * N)
     assert torch.allclose(run.progress.state.s[0], expected[0], rtol=0, atol=1e-12)
-    assert run.trace.time == 30
+    assert run.queue.time == 30
     edges = run.net.meter.edges
     assert set(edges) == {(i, 0) for i in range(1, N)} | {(0, i) for i in range(1, N)}
     assert {edges[i, 0] for i in range(1, N)} == {(10, 10 * D * 64)}
@@ -516,7 +516,7 @@ def begun(case: Case, placement, transport) -> Run:
 
 def outcome(run: Run) -> dict[str, Any]:
     leaves = {k: v.clone() for k, v in tree.leaves(run.progress).items()}
-    return {"leaves": leaves, "edges": run.net.meter.edges, "trace": run.trace.state_dict()}
+    return {"leaves": leaves, "edges": run.net.meter.edges, "trace": run.queue.state_dict()}
 
 
 def all_cases(placement, transport, folder) -> list[tuple[dict, dict | None]]:
@@ -600,7 +600,7 @@ def test_in_a_notebook():
     run, _ = started(cost=cost)
     run.advance(updates=10 * N)
     assert torch.equal(records[-1].x, run.models)
-    assert records[-1].seconds == run.trace.time == pytest.approx(80 / 7.25, abs=1)
+    assert records[-1].seconds == run.queue.time == pytest.approx(80 / 7.25, abs=1)
     assert records[-1].messages == 2 * 80
     with pytest.raises(ValueError, match="overlap=True under an asynchronous clock"):
         next(gossip.simulate(PROBLEM.gradient, DPSGD(), graphs.ring(N), 1, overlap=True, **options))

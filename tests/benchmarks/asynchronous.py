@@ -43,7 +43,7 @@ def asynchronous(n: int, cost: gossip.Cost) -> Callable[[], object]:
 
     def some() -> None:
         with torch.no_grad():
-            run.advance(updates=run.trace.updates + ROUNDS * n)
+            run.advance(updates=run.queue.updates + ROUNDS * n)
 
     return some
 

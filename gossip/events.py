@@ -3,7 +3,7 @@
 import copy
 import heapq
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from graphs import Schedule
 
 from . import rng
+from .cost import Cost
 
 BLOCK = 64  # local steps of a worker that are drawn at once
 # A gradient is done; messages have met; a group's delegate has met; an answer is back.
@@ -18,28 +19,6 @@ DUE, MEET, PASS, BEGIN = range(4)
 
 HALF = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)  # (i, j) average
 PUSH = torch.tensor([[0.5, 0.0], [0.5, 1.0]], dtype=torch.float64)  # i hands half of its mass to j
-
-
-class Cost(Protocol):
-    """How long things take, in virtual seconds; see `gossip.cost` for models."""
-
-    def compute(self, workers: Tensor, steps: Tensor) -> Tensor:
-        """(m,) float64 seconds of the given local steps of the given workers; depends on nothing else but a seed."""
-        ...
-
-    def message(self, source: int, target: int, bytes: float) -> float:
-        """Seconds from sending to arrival."""
-        ...
-
-
-class Unit:
-    """Every gradient takes one second and messages take none."""
-
-    def compute(self, workers: Tensor, steps: Tensor) -> Tensor:
-        return torch.ones(len(workers), dtype=torch.float64)
-
-    def message(self, source: int, target: int, bytes: float) -> float:
-        return 0.0
 
 
 class Event(NamedTuple):
@@ -60,7 +39,7 @@ class Event(NamedTuple):
 
 
 class Graph:
-    """What a trace needs of a schedule: who hears whom, and the W of a round, a group or a pair.
+    """What the events need of a schedule: who hears whom, and the W of a round, a group or a pair.
 
     Args:
         schedule: the mixing matrices; whoever hears j in any of its rounds is a neighbour of j.
@@ -92,7 +71,7 @@ class Graph:
         return W + torch.diag(1 - W.sum(0 if by_columns else 1))
 
 
-class Trace:
+class EventQueue:
     """The events in the order of their times.
 
     A worker computes a gradient for `cost.compute` seconds. At the last of its local steps it asks a neighbour, drawn
@@ -121,13 +100,13 @@ class Trace:
         mode: the current one.
 
     >>> import graphs
-    >>> trace = Trace(Graph(graphs.as_schedule(graphs.path(2))), Unit())
+    >>> queue = EventQueue(Graph(graphs.as_schedule(graphs.path(2))), Cost())  # gradients take 1 s, messages none
     >>> for _ in range(2):
-    ...     for event in trace.advance():
+    ...     for event in queue.advance():
     ...         print(event.number, event.time, event.rows, event.steps, event.begins)
     0 1.0 (0, 1) (0,) (0,)
     1 1.0 (1, 0) (1,) (1,)
-    >>> trace.staleness                                               # worker 0 had applied one while 1 computed
+    >>> queue.staleness                                               # worker 0 had applied one while 1 computed
     {0: 1, 1: 1}
     """
 
