@@ -16,13 +16,6 @@ PATIENCE = 10.0  # seconds in which the launcher notices a death
 
 
 @dataclass(frozen=True)
-class Pause:
-    """What a worker sends to be stopped for some seconds."""
-
-    lasting: float
-
-
-@dataclass(frozen=True)
 class Seat:
     """A worker's place in a run with faults: how it meets the others again, by files in a folder of the launcher.
 
@@ -31,7 +24,7 @@ class Seat:
         worker: which worker this is.
         life: how often it was restarted.
         timeout: bound of the waits in exchanges.
-        send: to the launcher.
+        send: to the launcher; a `Pause` asks for it.
     """
 
     home: str
@@ -48,7 +41,7 @@ class Seat:
         for number, pause in enumerate(faults.pauses):
             if pause.worker == self.worker and pause.round is not None and pause.round <= round and number not in past:
                 past.add(number)
-                self.send(Pause(pause.lasting))
+                self.send(pause)
 
     def losses(self, beyond: int = 0) -> list[int]:
         """The workers lost so far, in order; waits a while until they are more than `beyond`."""

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 import gossip
-from experiments.crew import Crew, Pause, Seat
+from experiments.crew import Crew, Seat
+from gossip.faults import Pause
 
 # Slow imports of tasks, made once for all children if this process made them.
 PRELOAD = ("sklearn.datasets", "sklearn.model_selection")
