@@ -17,7 +17,7 @@ import gossip
 from experiments import metrics
 from experiments.divergence import Divergence
 from gossip import checkpoint
-from gossip.asynchronous import Run
+from gossip.asynchronous_run import AsynchronousRun
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def begin(
     setup: Any,
     placement: gossip.Placement | None = None,
     transport: gossip.Transport | None = None,
-) -> Run:
+) -> AsynchronousRun:
     """The run of a config, at its start."""
     hosted = config["n"] if placement is None else len(placement.rows)
     return clock_of(config).start(  # pyrefly: ignore

@@ -8,12 +8,12 @@ from .algorithm import Algorithm, State
 from .compress import NotFinite
 from .network import Network
 
-Oracle = Callable[[Tensor, int], Tensor]  # rows (m, d) and the number of the local step → gradients (m, d)
+Gradient = Callable[[Tensor, int], Tensor]  # rows (m, d) and the number of the local step → gradients (m, d)
 
 
 def lockstep(
     algorithm: Algorithm,
-    oracle: Oracle,
+    gradient: Gradient,
     net: Network,
     state: State,
     rounds: int,
@@ -32,7 +32,7 @@ def lockstep(
             if overlap:
                 algorithm.send(state, net)
             for t in range(k * local_steps, (k + 1) * local_steps):
-                state = algorithm.compute(state, lambda x, t=t: oracle(x, t))
+                state = algorithm.compute(state, lambda x, t=t: gradient(x, t))
             state = algorithm.receive(state, net) if overlap else algorithm.communicate(state, net)
         except NotFinite as error:
             raise error.of(net.rows) from None

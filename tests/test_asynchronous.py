@@ -15,7 +15,7 @@ import gossip
 import graphs
 from experiments.train import run as run_config
 from gossip import DPSGD, SGP, AllReduce, Asynchronous, Choco, Placement, tree
-from gossip.asynchronous import Run
+from gossip.asynchronous_run import AsynchronousRun
 from gossip.events import EventQueue, Graph
 
 N, D = 8, 13
@@ -51,7 +51,7 @@ def started(algorithm=None, schedule=RING, cost: Any = UNEVEN, local_steps=1, pr
     return run, asked
 
 
-def events_of(run: Run, updates: int) -> list:
+def events_of(run: AsynchronousRun, updates: int) -> list:
     """The same events again."""
     t = run.queue
     again = EventQueue(
@@ -64,7 +64,7 @@ def events_of(run: Run, updates: int) -> list:
     return found
 
 
-def by_formula(run: Run, updates: int, make=PLAIN, problem=PROBLEM) -> torch.Tensor:
+def by_formula(run: AsynchronousRun, updates: int, make=PLAIN, problem=PROBLEM) -> torch.Tensor:
     """x ← W x on the rows of each event, and each worker's own torch optimizer along its stale gradient."""
     x = [torch.nn.Parameter(torch.zeros(D, dtype=torch.float64)) for _ in range(N)]
     optimizers = [made if isinstance(made := make([p]), tuple) else (made, None) for p in x]
@@ -499,7 +499,7 @@ CASES = [
 MIDDLE, END = 20, 52
 
 
-def begun(case: Case, placement, transport) -> Run:
+def begun(case: Case, placement, transport) -> AsynchronousRun:
     x = torch.linspace(-1, 1, D, dtype=torch.float64).expand(len(placement.rows), -1).clone()
     return Asynchronous(**case.options).start(
         case.algorithm,
@@ -514,7 +514,7 @@ def begun(case: Case, placement, transport) -> Run:
     )
 
 
-def outcome(run: Run) -> dict[str, Any]:
+def outcome(run: AsynchronousRun) -> dict[str, Any]:
     leaves = {k: v.clone() for k, v in tree.leaves(run.progress).items()}
     return {"leaves": leaves, "edges": run.net.meter.edges, "trace": run.queue.state_dict()}
 
