@@ -12,7 +12,7 @@ from .algorithm import Algorithm
 from .events import HALF, PUSH, Event, EventQueue
 from .meeting import Meeting
 from .optimizer import OptimizerFactory
-from .rows import Room, RowOptimizers, changed, gather, head, put, spread, write
+from .rows import RowBuffers, RowOptimizers, changed, gather, head, put, spread, write
 
 # Rows (k, d), their workers (k,) and local steps (k,) → gradients (k, d), or (gradients, losses (k,)).
 Gradient = Callable[[Tensor, Tensor, Tensor], Any]
@@ -83,7 +83,7 @@ class AsynchronousRun:
         self._counts = [0] * m  # local steps made
         self._where = self._models(state).clone()  # where gradients were begun that are not evaluated yet, and …
         self._begun = dict.fromkeys(range(m))  # … by which rows, in this order
-        self._room, self._meetings = Room(), 0
+        self._buffers, self._meetings = RowBuffers(), 0
         row_bytes = x[0].numel() * x.element_size()
         self._together = max(1, (768 << 10) // row_bytes)  # events carried out together: what stays in the cache
         self._window = WINDOW * max(8, self.graph.n)
@@ -203,7 +203,7 @@ class AsynchronousRun:
             self._begin(index, self.models.index_select(0, index))
             return
         slots = self._places(wave, here) if mixes and self._memory else None
-        part = gather(p.state, index, self._room, self._memory, slots)
+        part = gather(p.state, index, self._buffers, self._memory, slots)
         if stepping and (first or not mixes):
             self._compute(part, index[:stepping])
         if mixes:
@@ -245,7 +245,7 @@ class AsynchronousRun:
         for row in which:
             self._counts[row] += 1
         self.progress.losses[rows] = self.progress.due[rows]
-        return self._room.select("(gradients)", self.progress.gradients, rows)
+        return self._buffers.select("(gradients)", self.progress.gradients, rows)
 
     def _evaluate(self) -> None:
         """The gradients of all who have begun one."""

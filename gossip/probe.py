@@ -18,7 +18,7 @@ from .compress.payload import NotFinite
 from .layout import Layout
 from .network import Network
 from .optimizer import sgd
-from .shortened import NORMED, Cut, Shortened
+from .shortened import NORMED, DenseThreshold, Shortened
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def drifts(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -
     compressor, size = small(cast(Any, algorithm).compressor, d)
     gamma = cast(Any, algorithm).step
     algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor, gamma=gamma)
-    cheap = isinstance(compressor, Shortened | Cut) or hasattr(compressor, "kept")
+    cheap = isinstance(compressor, Shortened | DenseThreshold) or hasattr(compressor, "kept")
     return not stable(algorithm, mixing, size, min(_ROUNDS, _rounds(compressor, size)) // (1 if cheap else 4))
 
 
@@ -173,7 +173,7 @@ def small(compressor: Any, d: int) -> tuple[Any, int]:
         while size < min(d, 1 << 14) and not 0.85 < keeps.kept(size) / size / share < 1.15:
             size = min(2 * size, d)
     if isinstance(compressor, Threshold):
-        return Cut(compressor), size
+        return DenseThreshold(compressor), size
     if isinstance(compressor, NORMED):
         if getattr(compressor, "norm", "linf") == "l2":  # rows of which some numbers are sent
             size = min(d, max(size, min(800, int(2 + 2 * compressor.omega(d)))))

@@ -124,7 +124,7 @@ def _mapped(change: Callable[..., Any], *states: Any, name: str = "") -> Any:
     return None if state is None else change(name, *states)
 
 
-class Room:
+class RowBuffers:
     """Buffers for gathered rows, which are kept between calls and only ever grow."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Room:
         return torch.index_select(leaf, 0, index, out=held[: len(index)])
 
 
-def gather(state: Any, index: Tensor, room: Room, memory: frozenset[str], slots: Tensor | None) -> Any:
+def gather(state: Any, index: Tensor, buffers: RowBuffers, memory: frozenset[str], slots: Tensor | None) -> Any:
     """Rows `index` of a spread state, in memory of their own; of the `memory` leaves those at `slots` (k,)."""
     number = itertools.count()
 
@@ -147,8 +147,8 @@ def gather(state: Any, index: Tensor, room: Room, memory: frozenset[str], slots:
         if isinstance(node, RowOptimizers):
             return node.at(index)
         if name in memory:
-            return room.select(place, node.flatten(0, 1), index * node.shape[1] + (0 if slots is None else slots))
-        return room.select(place, node, index)
+            return buffers.select(place, node.flatten(0, 1), index * node.shape[1] + (0 if slots is None else slots))
+        return buffers.select(place, node, index)
 
     return _mapped(child, state)
 

@@ -64,10 +64,10 @@ class Shortened:
 
 
 @dataclass(frozen=True)
-class Cut:
+class DenseThreshold:
     """What `Threshold` keeps, as dense rows.
 
-    >>> Cut(Threshold(0.5, ratio=1.0))(torch.tensor([[-9.0, 1.0, 5.0, -7.0]])).x
+    >>> DenseThreshold(Threshold(0.5, ratio=1.0))(torch.tensor([[-9.0, 1.0, 5.0, -7.0]])).x
     tensor([[-9.,  0.,  5., -7.]])
     """
 

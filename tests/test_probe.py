@@ -21,7 +21,7 @@ from gossip import (
     WarmUp,
 )
 from gossip.probe import CAP, drifts, probe, resolved, small, stable
-from gossip.shortened import Cut, Shortened
+from gossip.shortened import DenseThreshold, Shortened
 
 RING = SCHEDULES["ring"]
 
@@ -184,7 +184,7 @@ def test_the_start_value_of_a_bucket_stands():
 def test_a_cut_is_what_threshold_sends():
     x = torch.randn(6, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for threshold in (gossip.Threshold(), gossip.Threshold(0.8, 0.5), gossip.Threshold(1.5, 0.4, relative=False)):
-        assert torch.equal(Cut(threshold)(x).dense(), threshold(x).dense())
+        assert torch.equal(DenseThreshold(threshold)(x).dense(), threshold(x).dense())
 
 
 # -- DeepSqueeze and error feedback --------------------------------------------------------------------------------------
