@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from graphs.properties import matrix
-from graphs.topology import whole
+from graphs.topology import sized
 
 __all__ = ["ceca"]
 
@@ -33,7 +33,7 @@ def ceca(n: int) -> list[Tensor]:
     >>> len(ceca(6)), x[:6, 0].tolist()
     (3, [2.5, 2.5, 2.5, 2.5, 2.5, 2.5])
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i, e, rounds = torch.arange(n), 0, []
     for digit in f"{n - 1:b}" if n > 1 else "":
         one = digit == "1"

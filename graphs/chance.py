@@ -15,8 +15,8 @@ from torch import Tensor
 from graphs.laplacian import laplacian
 from graphs.properties import matrix
 from graphs.schedules import Schedule
-from graphs.seeded import random_regular
-from graphs.topology import Topology, undirected, whole
+from graphs.seeded import random_regular, stream
+from graphs.topology import Topology, sized, undirected, whole
 from graphs.weights import uniform
 
 __all__ = ["Matcha", "epidemic", "equidyn", "matcha", "matcha_plan", "matchings", "pairwise"]
@@ -38,7 +38,7 @@ def _edges(topology: Topology) -> np.ndarray:
 
 
 def _draw(seed: int, k: int) -> np.random.RandomState:
-    return np.random.RandomState([seed % 2**32, k % 2**32, k >> 32])
+    return stream(seed, k % 2**32, k >> 32)
 
 
 def _centred(M: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def epidemic(n: int, s: int, seed: int = 0, local: bool = False) -> Schedule:
     >>> round(contraction(epidemic(32, 7)) ** 2, 5), round(contraction(epidemic(16, 2, local=True)) ** 2, 5)
     (0.09677, 0.38268)
     """
-    n, s = whole("n", n, 1), whole("s", s, 0 if n == 1 else 1)
+    n, s = sized(n), whole("s", s, 0 if n == 1 else 1)
     if s >= n and n > 1:
         raise ValueError(f"s is {s} and n is {n}; a worker sends to at most {n - 1} others.")
     if not local and n * s % 2:
@@ -285,7 +285,7 @@ def equidyn(n: int, eta: float = 0.5, seed: int = 0, directed: bool = True) -> S
     >>> round(contraction(equidyn(8, 0.5)) ** 2, 6), round(contraction(equidyn(50, 1.0)) ** 2, 6)
     (0.4375, 0.96)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     if not 0 < eta <= 1:
         raise ValueError(f"eta is {eta!r}; the step lies in (0, 1], 1/2 mixes fastest.")
     one, other = 1 - eta + eta / n, eta * (n - 1) / n

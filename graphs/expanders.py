@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from graphs.topology import Topology, join, whole
+from graphs.topology import Topology, join, sized, whole
 
 __all__ = ["chordal", "margulis", "ramanujan"]
 
@@ -20,7 +20,7 @@ def margulis(n: int) -> Topology:
     >>> t.connected, int(t.degree.max())
     (True, 8)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     m = math.isqrt(n)
     if m * m != n:
         raise ValueError(f"n is {n}; Margulis's graph needs a square, such as {m * m} or {(m + 1) ** 2}.")
@@ -40,7 +40,7 @@ def chordal(n: int) -> Topology:
     >>> round(slem(metropolis(chordal(101))), 3) < 0.97
     True
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     if n > 1 and any(n % k == 0 for k in range(2, math.isqrt(n) + 1)):
         raise ValueError(f"n is {n}; the chords i → 1/i need a prime number of workers, such as {_prime(n)}.")
     i = torch.arange(n)

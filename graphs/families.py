@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphs.topology import Topology, join, whole
+from graphs.topology import Topology, join, sized, whole
 
 __all__ = [
     "barbell",
@@ -35,7 +35,7 @@ def ring(n: int, directed: bool = False) -> Topology:
     >>> round(gap(metropolis(ring(16))), 6)
     0.050747
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i = torch.arange(n)
     return join(n, i, (i + 1) % n, directed)
 
@@ -47,7 +47,7 @@ def path(n: int) -> Topology:
     >>> round(slem(metropolis(path(8))), 6)
     0.949253
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i = torch.arange(n - 1)
     return join(n, i, i + 1)
 
@@ -61,7 +61,7 @@ def star(n: int) -> Topology:
     >>> round(slem(metropolis(star(8))), 12)
     0.875
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     leaves = torch.arange(1, n)
     return join(n, torch.zeros_like(leaves), leaves)
 
@@ -73,7 +73,7 @@ def complete(n: int) -> Topology:
     >>> round(gap(metropolis(complete(5))), 12)
     1.0
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i = torch.arange(n)
     source, target = torch.meshgrid(i, i, indexing="ij")
     return join(n, source.flatten(), target.flatten(), directed=True)
@@ -120,7 +120,7 @@ def grid(*sides: int, n: int | None = None) -> Topology:
 
 
 def _squarish(n: int, other: str) -> tuple[int, int]:
-    n = whole("n", n, 1)
+    n = sized(n)
     a = next((a for a in range(math.isqrt(n), 1, -1) if n % a == 0), 1)
     if a == 1 and n > 1:
         raise ValueError(
@@ -165,7 +165,7 @@ def hypercube(dimension: int | None = None, *, n: int | None = None) -> Topology
     if (dimension is None) == (n is None):
         raise ValueError(f"hypercube(dimension={dimension}, n={n}): give one of them, hypercube(4) or hypercube(n=16).")
     if n is not None:
-        n = whole("n", n, 1)
+        n = sized(n)
         if n & (n - 1):
             near = 1 << (n.bit_length() - 1)
             raise ValueError(
@@ -190,7 +190,7 @@ def exponential(n: int, directed: bool = True) -> Topology:
     >>> round(slem(uniform(exponential(16))), 6), round(slem(uniform(exponential(9))), 6)
     (0.6, 0.441787)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i = torch.arange(n)
     offsets = [1 << k for k in range((n - 1).bit_length())]
     empty = torch.empty(0, dtype=torch.int64)
@@ -203,8 +203,8 @@ def circulant(n: int, offsets: Sequence[int], directed: bool = False) -> Topolog
     >>> circulant(8, [1]) == ring(8), circulant(8, [1, 2, 4], directed=True) == exponential(8)
     (True, True)
     """
-    n = whole("n", n, 1)
-    shifts = [int(s) % n for s in offsets]
+    n = sized(n)
+    shifts = [whole("an offset", s) % n for s in offsets]
     if 0 in shifts:
         raise ValueError(f"offsets {list(offsets)} hold a multiple of n = {n}, a message to oneself; leave it out.")
     i = torch.arange(n)
@@ -221,7 +221,7 @@ def tree(n: int, branching: int = 2) -> Topology:
     >>> [round(slem(metropolis(tree(n))), 6) for n in (7, 15, 31)]
     [0.933013, 0.975803, 0.989922]
     """
-    n, k = whole("n", n, 1), whole("branching", branching, 1)
+    n, k = sized(n), whole("branching", branching, 1)
     i = torch.arange(1, n)
     return join(n, (i - 1) // k, i)
 
@@ -236,7 +236,7 @@ def relay_tree(n: int) -> Topology:
     >>> [round(slem(metropolis(relay_tree(n))), 6) for n in (16, 32)], int(relay_tree(32).degree.max())
     ([0.975803, 0.989922], 3)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     i = torch.arange(1, n)
     return join(n, i // 2, i)
 
@@ -262,7 +262,7 @@ def cliques(n: int, count: int) -> Topology:
     >>> cliques(6, 3).degree.tolist()
     [1, 2, 2, 2, 2, 1]
     """
-    n, count = whole("n", n, 1), whole("count", count, 1)
+    n, count = sized(n), whole("count", count, 1)
     if count > n:
         raise ValueError(f"count is {count} and n is {n}; every clique needs a worker. Try count={n}.")
     group = torch.arange(n) * count // n
@@ -280,4 +280,4 @@ def barbell(n: int) -> Topology:
     >>> round(slem(metropolis(barbell(20))), 6), round((10 + (100 + 36) ** 0.5) / 22, 6)
     (0.984632, 0.984632)
     """
-    return cliques(n, min(2, whole("n", n, 1)))
+    return cliques(n, min(2, sized(n)))

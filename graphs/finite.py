@@ -9,7 +9,7 @@ from torch import Tensor
 
 from graphs.properties import matrix
 from graphs.schedules import Schedule, half_from
-from graphs.topology import whole
+from graphs.topology import sized, whole
 
 __all__ = ["base_graph", "p_peer_hypercube", "phone_book", "simple_base_graph"]
 
@@ -103,7 +103,7 @@ def p_peer_hypercube(n: int, p: int = 1) -> Schedule:
     >>> p_peer_hypercube(16).exact_after, p_peer_hypercube(27, 2).exact_after, p_peer_hypercube(12, 2).exact_after
     (4, 3, 3)
     """
-    n, p = whole("n", n, 1), whole("p", p, 1)
+    n, p = sized(n), whole("p", p, 1)
     if _factors(n, p + 1) is None:
         raise ValueError(
             f"n is {n}, with a prime factor beyond {p + 1}; use graphs.base_graph({n}, {p}), or a larger p."
@@ -120,7 +120,7 @@ def simple_base_graph(n: int, k: int = 1) -> Schedule:
     >>> [simple_base_graph(n).exact_after for n in (3, 5, 6, 10, 33)]
     [3, 5, 5, 7, 11]
     """
-    n, k = whole("n", n, 1), whole("k", k, 1)
+    n, k = sized(n), whole("k", k, 1)
     return _schedule(n, _simple_base(list(range(n)), k))
 
 
@@ -133,7 +133,7 @@ def base_graph(n: int, k: int = 1) -> Schedule:
     >>> [base_graph(n).period for n in (6, 10, 12, 48, 100)], base_graph(25, k=4).exact_after
     ([4, 6, 5, 7, 11], 2)
     """
-    n, k = whole("n", n, 1), whole("k", k, 1)
+    n, k = sized(n), whole("k", k, 1)
     simple = _simple_base(list(range(n)), k)
     q = n
     for factor in range(2, k + 2):
@@ -157,7 +157,7 @@ def phone_book(n: int) -> Schedule:
     >>> phone_book(8).period, phone_book(8).exact_after, phone_book(6).exact_after
     (5, 5, None)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     shifts: list[int] = []
     for k in range((n - 1).bit_length()):
         for shift in ((1 << k) % n, -(1 << k) % n):

@@ -11,6 +11,7 @@ from graphs import cayley
 from graphs.properties import Incompatible, checked, csr, offence
 from graphs.schedules import as_schedule
 from graphs.spectral import DENSE, gap, recurrent, slem, spectrum, stochastic
+from graphs.topology import whole
 
 __all__ = [
     "consensus_bound",
@@ -39,7 +40,7 @@ def predict_consensus(W: Any, x0: Any, rounds: int) -> Tensor:
     >>> [round(float(curve[t]), 9) for t in (0, 1, 10)]
     [21.25, 14.805555556, 4.680283131]
     """
-    schedule = as_schedule(W)
+    schedule, rounds = as_schedule(W), whole("rounds", rounds, 0)
     x = torch.as_tensor(x0, dtype=torch.float64)
     if x.shape[:1] != (schedule.n,):
         raise ValueError(f"x0 has shape {tuple(x.shape)}; it needs one row per worker, ({schedule.n}, …).")
@@ -61,7 +62,7 @@ def consensus_bound(W: Any, x0: Any, rounds: int) -> Tensor:
     >>> bool((consensus_bound(W, x0, 50) >= predict_consensus(W, x0, 50) - 1e-12).all())
     True
     """
-    start = predict_consensus(W, x0, 0)[0]
+    start, rounds = predict_consensus(W, x0, 0)[0], whole("rounds", rounds, 0)
     return start * slem(W) ** (2 * torch.arange(rounds + 1, dtype=torch.float64))
 
 
@@ -163,6 +164,8 @@ def effective_neighbours(W: Any, gamma: float) -> float:
         raise Incompatible(f"{offence(W, 'row_stochastic')}: effective_neighbours needs rows that sum to one.")
     if offence(W, "symmetric") is None or cayley.group(W) is not None:
         square = spectrum(W).abs().numpy() ** 2
+        if gamma * square.max() > 1:
+            return 0.0  # W's negative weights let the noise grow without bound
         spread = float(np.mean(square / (1 - gamma * np.minimum(square, 1))))
     else:
         from scipy.linalg import solve_discrete_lyapunov
@@ -189,11 +192,11 @@ def stationary(W: Any) -> Tensor:
 
     W = checked(W)
     n, by_rows = W.shape[0], stochastic(W)
-    if offence(W, "doubly_stochastic") is None:
-        return torch.full((n,), 1 / n, dtype=torch.float64)
     walk = csr(W) if by_rows else csr(W).T.tocsr()
     if bool((walk.data >= 0).all()) and recurrent(walk) > 1 and _closed_classes(walk) > 1:
         raise Incompatible("several closed groups of workers: each agrees on its own, and no common weights exist.")
+    if offence(W, "doubly_stochastic") is None:
+        return torch.full((n,), 1 / n, dtype=torch.float64)
     # πᵀ(I − W) = 0 with one equation replaced by Σπ = 1
     A = (eye_array(n) - walk).T.tolil()
     A[0] = 1.0

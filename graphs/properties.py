@@ -5,6 +5,7 @@ matrix born in float32 passes. Doubly stochastic means that rows and columns sum
 because the fastest mixing matrices have them (`nonnegative` is a property of its own).
 """
 
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,7 @@ def checked(W: Any) -> Tensor:
             else "schedule(k), or graphs.contraction(schedule)"
         )
         raise ValueError(f"{W!r} is no mixing matrix; use {remedy}.")
-    if not isinstance(W, Tensor):
-        from scipy.sparse import coo_array, issparse
-
-        if issparse(W):
-            W = coo_array(W)
-            values = torch.as_tensor(W.data)
-            places = torch.as_tensor(np.stack(W.coords), dtype=torch.int64)
-            W = torch.sparse_coo_tensor(places, values, W.shape, check_invariants=True)
-        else:
-            W = torch.as_tensor(np.asarray(W))
+    W = tensor(W, "a mixing matrix")
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] < 1:
         raise ValueError(f"a mixing matrix of shape {tuple(W.shape)}; it must be square, one row per receiving worker.")
     if not W.dtype.is_floating_point:
@@ -49,9 +41,7 @@ def checked(W: Any) -> Tensor:
             f"a mixing matrix of dtype {W.dtype}; it must be floating. For an adjacency matrix: "
             "graphs.metropolis(graphs.from_adjacency(A)); for an integer W: W.double()."
         )
-    W = W.detach().cpu()
-    if W.layout is not torch.strided:
-        W = W.to_sparse_coo() if W.layout is not torch.sparse_coo else W
+    if W.is_sparse:
         W = W.to(torch.float64).coalesce()
         finite = torch.isfinite(W.values())
         spots = W.indices()[:, ~finite]
@@ -62,6 +52,28 @@ def checked(W: Any) -> Tensor:
         i, j = spots[:, 0].tolist()
         raise ValueError(f"W[{i}, {j}] is {W[i, j].item()}; every weight must be finite.")
     return W
+
+
+def tensor(A: Any, what: str) -> Tensor:
+    """A tensor (any layout), array, nested list or scipy sparse matrix as a dense or sparse COO tensor on the CPU."""
+    if isinstance(A, Tensor):
+        A = A.detach().cpu()
+        return A if A.layout in (torch.strided, torch.sparse_coo) else A.to_sparse_coo()
+    from scipy.sparse import coo_array, issparse
+
+    if issparse(A):
+        A = coo_array(A)
+        values = torch.as_tensor(A.data)
+        places = torch.as_tensor(np.stack(A.coords), dtype=torch.int64)
+        return torch.sparse_coo_tensor(places, values, A.shape, check_invariants=True)
+    try:
+        array = np.asarray(A)
+        return torch.as_tensor(array if array.dtype != object else array.astype(np.float64))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{reprlib.repr(A)} is not {what}: give rows of equally many numbers, as a tensor, an array, a list or a scipy "
+            "sparse matrix."
+        ) from error
 
 
 def matrix(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> Tensor:

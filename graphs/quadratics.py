@@ -70,7 +70,10 @@ def quadratic_fixed_point(W: Any, b: Any, eta: float, h: float = 1.0, order: str
     >>> round(float(x.mean()), 6), round(float(x[0]), 6)
     (0.25, 0.267399)
     """
-    _modes(W, order)
+    n = len(_modes(W, order))
+    b = torch.as_tensor(b, dtype=torch.float64)
+    if b.shape[:1] != (n,):
+        raise ValueError(f"b has shape {tuple(b.shape)}; it needs one optimum per worker, ({n},) or ({n}, d).")
     values, vectors = np.linalg.eigh(dense_symmetric(checked(W)))
     lam, e = torch.from_numpy(values), eta * h
     gain = {
@@ -78,9 +81,8 @@ def quadratic_fixed_point(W: Any, b: Any, eta: float, h: float = 1.0, order: str
         "atc": e * lam / (1 - lam * (1 - e)),
         "cta": e / (1 - lam * (1 - e)),
     }[order]
-    b = torch.as_tensor(b, dtype=torch.float64)
     V = torch.from_numpy(vectors)
-    return (V @ (gain[:, None] * (V.T @ b.reshape(len(lam), -1)))).reshape(b.shape)
+    return (V @ (gain[:, None] * (V.T @ b.reshape(n, -1)))).reshape(b.shape)
 
 
 def quadratic_noise(W: Any, eta: float, h: float = 1.0, s: float = 1.0, order: str = "atc") -> Noise:
@@ -144,6 +146,8 @@ def stability_limit(W: Any, method: str, h: float = 1.0) -> float:
         "tracking_atc": min(2.0, (1 + last) ** 2 / (2 * last**2) if last < 0 else 2.0),
         "tracking_mixed": min(2.0, (1 - last**2) / -last if last < 0 else 2.0),
     }
+    if not h > 0:
+        raise ValueError(f"h is {h!r}; a curvature is positive.")
     if method not in limits:
         raise ValueError(f"method is {method!r}; there are {', '.join(limits)}.")
     return limits[method] / h
@@ -159,6 +163,10 @@ def isotropic_rate(W: Any, eta: float, zeta: float) -> float:
     >>> round(isotropic_rate(metropolis(ring(32)), eta=0.0565, zeta=100), 4)
     0.0797
     """
+    if not (eta > 0 and zeta >= 1):
+        raise ValueError(f"eta is {eta!r} and zeta {zeta!r}; a step is positive, and ζ = E‖Hx‖²/E‖x‖² is 1 or more.")
+    if eta >= 2:
+        return 0.0
     values = _modes(W, "atc") ** 2
     keep = (1 - eta) ** 2
 

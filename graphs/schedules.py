@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graphs.properties import Incompatible, aperiodic, checked, csr, matrix, offence, strongly_connected
-from graphs.topology import Topology, whole
+from graphs.topology import Topology, sized, whole
 from graphs.weights import metropolis, uniform
 
 __all__ = ["Schedule", "as_schedule", "cycle", "one_peer_exponential", "static"]
@@ -276,7 +276,7 @@ def one_peer_exponential(n: int) -> Schedule:
     >>> s.product(2).unique().tolist(), s.period, s.doubly_stochastic
     ([0.25], 2, True)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     shifts = [1 << k for k in range((n - 1).bit_length())]
     return Schedule(n, partial(half_from, n, shifts), max(1, len(shifts)))
 

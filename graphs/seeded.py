@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graphs.properties import matrix
-from graphs.topology import Topology, join, whole
+from graphs.topology import Topology, join, sized, whole
 
 __all__ = [
     "barabasi_albert",
@@ -26,6 +26,14 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+
+def stream(seed: int, *more: int) -> np.random.RandomState:
+    """The draws of a seed (and of `more`, each below 2³²), the same on every worker; so None is refused."""
+    seed = whole("seed", seed, 0)
+    if seed >= 2**32:
+        raise ValueError(f"seed is {seed}; NumPy's RandomState takes seeds below 2³².")
+    return np.random.RandomState([seed, *more] if more else seed)
 
 
 def random_regular(
@@ -48,13 +56,13 @@ def random_regular(
     >>> g.regular, g.connected, g == random_regular(32, 3, seed=1)
     (True, True, True)
     """
-    n, degree = whole("n", n, 1), whole("degree", degree, 0)
+    n, degree = sized(n), whole("degree", degree, 0)
     if degree >= n or n * degree % 2:
         rule = "smaller than n" if degree >= n else "such that n·degree is even"
         raise ValueError(
             f"degree is {degree} and n is {n}; the degree must be {rule}. Try degree={max(0, min(degree, n) - 1)}."
         )
-    random = np.random.RandomState(seed)
+    random = stream(seed)
     complement = degree > (n - 1) // 2
 
     def draw() -> Topology:
@@ -104,10 +112,10 @@ def erdos_renyi(n: int, p: float, seed: int = 0, *, allow_disconnected: bool = F
     >>> g.connected, g.n
     (True, 8)
     """
-    n = whole("n", n, 1)
+    n = sized(n)
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p!r}; a probability lies between 0 and 1. Mean degree k is p = k/(n−1).")
-    random, total = np.random.RandomState(seed), n * (n - 1) // 2
+    random, total = stream(seed), n * (n - 1) // 2
 
     def draw() -> Topology:
         # geometric gaps between present edges: O(edges) time and exactly independent trials
@@ -157,13 +165,13 @@ def watts_strogatz(
     >>> watts_strogatz(64, 4, 0.1, seed=1).messages
     256
     """
-    n, degree = whole("n", n, 1), whole("degree", degree, 0)
+    n, degree = sized(n), whole("degree", degree, 0)
     if degree % 2 or degree >= max(n, 1):
         raise ValueError(
             f"degree is {degree} and n is {n}; it must be even and below n. Try degree={min(n - 1, degree) // 2 * 2}."
         )
     _probability(p)
-    random = np.random.RandomState(seed)
+    random = stream(seed)
 
     def draw() -> Topology:
         near = {(i, (i + s) % n) for s in range(1, degree // 2 + 1) for i in range(n)}
@@ -195,10 +203,10 @@ def barabasi_albert(n: int, links: int = 2, seed: int = 0) -> Topology:
     >>> t.connected, t.messages // 2
     (True, 60)
     """
-    n, links = whole("n", n, 1), whole("links", links, 1)
+    n, links = sized(n), whole("links", links, 1)
     if n <= links:
         raise ValueError(f"links is {links} and n is {n}; links must be smaller than n.")
-    random = np.random.RandomState(seed)
+    random = stream(seed)
     pairs = [(0, j) for j in range(1, links + 1)]
     ends = [worker for pair in pairs for worker in pair]
     for new in range(links + 1, n):
@@ -221,12 +229,12 @@ def geometric(n: int, radius: float, seed: int = 0, *, allow_disconnected: bool 
     """
     from scipy.spatial import KDTree
 
-    n = whole("n", n, 1)
+    n = sized(n)
     if not radius > 0:
         raise ValueError(
             f"radius is {radius!r}; it must be positive, √(ln n / (πn)) = {_radius(n):.3g} at least to connect."
         )
-    random = np.random.RandomState(seed)
+    random = stream(seed)
 
     def draw() -> Topology:
         points = random.random_sample((n, 2))
@@ -259,7 +267,7 @@ def stochastic_block(
     _probability(inside)
     _probability(across)
     n = whole("the number of workers", len(group), 1)
-    random = np.random.RandomState(seed)
+    random = stream(seed)
 
     def draw() -> Topology:
         chance = np.where(group[:, None] == group[None, :], inside, across)
@@ -281,11 +289,11 @@ def _of_pairs(n: int, pairs: list[tuple[int, int]]) -> Topology:
 
 
 def _equi_offsets(n: int, seed: int, degree: int | None) -> np.ndarray:
-    n = whole("n", n, 1)
+    n = sized(n)
     count = (n - 1).bit_length() if degree is None else whole("degree", degree, 1)
     if n == 1:
         return np.empty(0, dtype=np.int64)
-    return np.random.RandomState(seed).choice(np.arange(1, n), count).astype(np.int64)
+    return stream(seed).choice(np.arange(1, n), count).astype(np.int64)
 
 
 def equistatic(n: int, seed: int = 0, directed: bool = True, degree: int | None = None) -> Topology:

@@ -1,6 +1,7 @@
 """A topology says who may talk to whom: n workers and directed edges (source, target), frozen and sorted, no loops."""
 
 import hashlib
+import operator
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphs.properties import Incompatible
+from graphs.properties import Incompatible, entries, tensor
 
 __all__ = ["Topology", "from_adjacency", "from_data", "from_edges", "from_networkx"]
+
+MOST = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class Topology:
     positions: Tensor | None = None
 
     def __post_init__(self) -> None:
-        n = whole("n", self.n, 1)
+        n = sized(self.n)
         edges = torch.as_tensor(self.edge_index).detach().cpu()
         if edges.ndim != 2 or edges.shape[0] != 2 or (edges.numel() and edges.dtype.is_floating_point):
             raise ValueError(
@@ -63,6 +66,11 @@ class Topology:
         if lengths is not None and lengths.shape != key.shape:
             raise ValueError(
                 f"lengths has shape {tuple(lengths.shape)}; it needs one entry per message, ({key.numel()},)."
+            )
+        if lengths is not None and not bool(((lengths >= 0) & lengths.isfinite()).all()):
+            bad = int((~((lengths >= 0) & lengths.isfinite())).nonzero()[0])
+            raise ValueError(
+                f"edge {tuple(edges[:, bad].tolist())} is {float(lengths[bad])} km long; lengths are finite and not negative."
             )
         if not bool((key[1:] > key[:-1]).all()):
             key, order = key.sort()
@@ -249,12 +257,37 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return (a is None) == (b is None) and (a is None or b is None or torch.equal(a, b))
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """`value` as an int of at least `least`, or a `ValueError` that names it."""
-    ok = not isinstance(value, bool) and (isinstance(value, int) or (hasattr(value, "__index__")))
-    if not ok or int(value) < least:
-        raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}.")
-    return int(value)
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """`value` as an int (of at least `least`), or a `ValueError` that names it."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise ValueError(
+            f"{name} is {value!r}; it must be an integer{'' if least is None else f' of at least {least}'}."
+        )
+    return number
+
+
+def sized(n: Any) -> int:
+    """`n` workers: an int from 1 to 2³¹, so that n² keys fit into int64."""
+    n = whole("n", n, 1)
+    if n > MOST:
+        raise ValueError(
+            f"n is {n}, beyond {MOST} workers; labels that are not 0 … n−1 must be renumbered, as graphs.from_networkx does."
+        )
+    return n
+
+
+def proper(topology: Any, rule: str) -> Topology:
+    """The topology itself, or a `ValueError` for what is none."""
+    if not isinstance(topology, Topology):
+        raise ValueError(
+            f"{rule} takes a graphs.Topology, not {type(topology).__name__}; make one by graphs.ring(n), "
+            "graphs.from_networkx, from_data, from_edges or from_adjacency."
+        )
+    return topology
 
 
 def join(
@@ -306,7 +339,7 @@ def join(
 
 def undirected(topology: Topology, rule: str) -> Topology:
     """The topology itself, or `Incompatible` when it is directed."""
-    if topology.directed:
+    if proper(topology, rule).directed:
         present = set((topology.source * topology.n + topology.target).tolist())
         i, j = next((i, j) for i, j in topology.edge_index.T.tolist() if j * topology.n + i not in present)
         raise Incompatible(
@@ -314,6 +347,18 @@ def undirected(topology: Topology, rule: str) -> Topology:
             "stochastic, for push-sum) or graphs.pull, or graphs.uniform on a regular directed graph."
         )
     return topology
+
+
+def _whole_labels(labels: Iterable[Any]) -> list[int] | None:
+    """The labels as ints if all are whole numbers, also as text (`read_edgelist`) or floats (`loadtxt`), else None."""
+    numbers: list[int] = []
+    for label in labels:
+        text = isinstance(label, str) and label.isdecimal() and str(int(label)) == label
+        if text or hasattr(label, "__index__") or isinstance(label, (float, np.floating)) and label == label // 1:
+            numbers.append(int(label))
+        else:
+            return None
+    return numbers
 
 
 def from_edges(
@@ -325,9 +370,10 @@ def from_edges(
 ) -> Topology:
     """The topology of a list of pairs (source, target).
 
-    Integer labels *are* the workers, whatever their order, and n defaults to the largest plus one; other labels are
-    numbered in order of appearance and kept as `names`. Loops are stripped and repeated edges collapsed with a
-    warning. Undirected unless said otherwise: a pair stands for both directions, and naming both is no repeat.
+    Whole numbers (also as text or floats, as files give them) *are* the workers, whatever their order, and n defaults to
+    the largest plus one; other labels are numbered in order of appearance and kept as `names`. Loops are stripped and
+    repeated edges collapsed with a warning. Undirected unless said otherwise: a pair stands for both directions, and
+    naming both is no repeat.
 
     Args:
         edges: pairs, or a (E, 2) array.
@@ -340,13 +386,25 @@ def from_edges(
     >>> from_edges([("Oslo", "Bern"), ("Bern", "Rome")]).names
     ('Oslo', 'Bern', 'Rome')
     """
+    if isinstance(edges, (set, frozenset)):
+        # a set's order differs from process to process, and with it who is worker 0
+        if lengths is not None:
+            raise ValueError("edges is a set, whose order says nothing about `lengths`; give a list of pairs.")
+        edges = sorted(edges, key=str)
     pairs = edges.tolist() if isinstance(edges, (Tensor, np.ndarray)) else [tuple(edge) for edge in edges]
     if any(len(pair) != 2 for pair in pairs):
         bad = next(pair for pair in pairs if len(pair) != 2)
-        raise ValueError(f"{bad!r} is no edge; each must be a pair (source, target). Lengths go into `lengths`.")
+        raise ValueError(
+            f"{bad!r} is no edge; each must be a pair (source, target). Lengths go into `lengths`, and an edge_index of "
+            "shape (2, E) into from_edges(edge_index.T)."
+        )
     labels = [label for pair in pairs for label in pair]
-    names = None
-    if not all(hasattr(label, "__index__") for label in labels):
+    numbered, names = _whole_labels(labels), None
+    if numbered is not None:
+        pairs = list(zip(numbered[::2], numbered[1::2]))
+    else:
+        if any(label is None or label != label for label in labels):
+            raise ValueError("an edge ends at a missing label (None or NaN); drop that row.")
         names = list(dict.fromkeys(labels))
         numbers = {label: number for number, label in enumerate(names)}
         if n is not None and len(names) != n:
@@ -354,15 +412,16 @@ def from_edges(
                 f"the edges name {len(names)} workers, n is {n}; workers without edges need integer labels."
             )
         pairs, n = [(numbers[a], numbers[b]) for a, b in pairs], len(names)
-    table = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
     if n is None:
-        if not len(table):
+        if not pairs:
             raise ValueError("no edges and no n; say how many workers there are, from_edges([], n=4).")
-        n = int(table.max()) + 1
+        n = max(map(max, pairs)) + 1
+    n = sized(n)
+    table = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
     km = None if lengths is None else torch.tensor(list(lengths), dtype=torch.float64)
     if km is not None and len(km) != len(table):
         raise ValueError(f"{len(km)} lengths for {len(table)} edges; give one length per pair.")
-    return join(whole("n", n, 1), table[:, 0], table[:, 1], directed, names, km, report=True)
+    return join(n, table[:, 0], table[:, 1], directed, names, km, report=True)
 
 
 def from_adjacency(A: Any, *, directed: bool | None = None) -> Topology:
@@ -374,16 +433,14 @@ def from_adjacency(A: Any, *, directed: bool | None = None) -> Topology:
     >>> from_adjacency([[0, 1, 0], [1, 0, 1], [0, 1, 0]]).degree.tolist()
     [1, 2, 1]
     """
-    from scipy.sparse import coo_array, issparse
-
-    if isinstance(A, Tensor):
-        A = A.to_dense().numpy()
-    matrix: Any = coo_array(A) if issparse(A) else coo_array(np.asarray(A))
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"an adjacency matrix of shape {matrix.shape}; it must be square, one row per worker.")
-    keep = matrix.data != 0
-    row, column = matrix.coords[0][keep].astype(np.int64), matrix.coords[1][keep].astype(np.int64)
-    topology = join(matrix.shape[0], row, column, directed=True, report=True)
+    A = tensor(A, "an adjacency matrix")
+    if A.ndim != 2 or A.shape[0] != A.shape[1]:
+        raise ValueError(f"an adjacency matrix of shape {tuple(A.shape)}; it must be square, one row per worker.")
+    row, column, value = entries(A)
+    if bool(value.isnan().any()):
+        i, j = int(row[value.isnan()][0]), int(column[value.isnan()][0])
+        raise ValueError(f"A[{i}, {j}] is nan, neither an edge nor none; write 0 where there is no edge.")
+    topology = join(A.shape[0], row, column, directed=True, report=True)
     if directed is False and topology.directed:
         raise ValueError("the matrix is not symmetric in its pattern; pass directed=True, or A + A.T.")
     return topology
@@ -392,8 +449,9 @@ def from_adjacency(A: Any, *, directed: bool | None = None) -> Topology:
 def from_networkx(graph: Any, *, length: str | None = "length") -> Topology:
     """The topology of a networkx graph, unweighted: edge weights are left behind (karate club carries some).
 
-    Nodes labelled 0 … n−1 keep their numbers, whatever the order in which they were added; other integers are
-    numbered in increasing order, anything else in the graph's order, and `names` holds the labels.
+    Nodes labelled 0 … n−1 keep their numbers, whatever the order in which they were added and also as text (as
+    `networkx.read_edgelist` reads them); other whole numbers are numbered in increasing order, anything else in the
+    graph's order, and `names` holds the labels.
 
     Args:
         graph: `Graph`, `DiGraph`, or a multigraph, whose parallel edges are collapsed with a warning.
@@ -403,19 +461,22 @@ def from_networkx(graph: Any, *, length: str | None = "length") -> Topology:
     >>> from_networkx(nx.petersen_graph()).degree.tolist()
     [3, 3, 3, 3, 3, 3, 3, 3, 3, 3]
     """
+    if not hasattr(graph, "nodes") or not hasattr(graph, "is_directed"):
+        raise ValueError(f"{type(graph).__name__} is no networkx graph; see from_data, from_edges and from_adjacency.")
     nodes = list(graph.nodes)
     if not nodes:
         raise ValueError("the graph has no nodes; a topology needs at least one worker.")
-    if all(hasattr(node, "__index__") for node in nodes):
-        nodes.sort()
+    numbered = _whole_labels(nodes)
+    if numbered is not None:
+        nodes = [node for _, node in sorted(zip(numbered, nodes), key=lambda pair: pair[0])]
     n = len(nodes)
-    names = None if nodes == list(range(n)) else nodes
+    names = None if numbered is not None and sorted(numbered) == list(range(n)) else nodes
     number = {node: rank for rank, node in enumerate(nodes)}
     edges = list(graph.edges(data=True))
     source = torch.tensor([number[a] for a, _, _ in edges], dtype=torch.int64)
     target = torch.tensor([number[b] for _, b, _ in edges], dtype=torch.int64)
     km = [data.get(length) if length else None for _, _, data in edges]
-    lengths = None if not km or any(x is None for x in km) else torch.tensor(km, dtype=torch.float64)
+    lengths = None if not km or any(x is None for x in km) else torch.tensor([*map(float, km)], dtype=torch.float64)
     spots = [graph.nodes[node].get("pos") for node in nodes]
     placed = all(spot is not None and len(spot) == 2 for spot in spots)
     positions = torch.tensor([tuple(map(float, spot)) for spot in spots], dtype=torch.float64) if placed else None
@@ -427,17 +488,27 @@ def from_networkx(graph: Any, *, length: str | None = "length") -> Topology:
 def from_data(data: Any) -> Topology:
     """The topology of a `torch_geometric.data.Data`: `edge_index` as it stands, `num_nodes`, `pos`, `length`, `names`.
 
-    Loops are stripped and repeated columns collapsed with a warning; n counts isolated last nodes, because
-    `num_nodes` says so.
+    `pos` (n, 2) and `length` (E,) are taken where they have these shapes. Loops are stripped and repeated columns
+    collapsed with a warning; n counts isolated last nodes, because `num_nodes` says so.
 
     >>> from graphs import ring
     >>> from_data(ring(3).to_data()) == ring(3), from_data(from_edges([(0, 1)], n=3).to_data()).isolated
     (True, (2,))
     """
+    if not hasattr(data, "num_nodes") or not hasattr(data, "edge_index"):
+        raise ValueError(
+            f"{type(data).__name__} is no homogeneous torch_geometric Data; see from_networkx, from_edges, from_adjacency."
+        )
     n = whole("data.num_nodes", data.num_nodes, 1)
     edges = data.edge_index if data.edge_index is not None else torch.empty(2, 0, dtype=torch.int64)
-    pos = getattr(data, "pos", None)
-    positions = pos.double() if pos is not None and pos.shape == (n, 2) else None
-    km = getattr(data, "length", None)
-    lengths = None if km is None else km.double()
+    if getattr(data, "adj_t", None) is not None:
+        raise ValueError("the edges are in data.adj_t, not in data.edge_index; leave the transform ToSparseTensor out.")
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.is_floating_point():
+        raise ValueError(
+            f"data.edge_index has shape {tuple(edges.shape)} and dtype {edges.dtype}; it must be (2, E) of integers, rows "
+            "source and target. A list of pairs (E, 2) goes in transposed, edge_index.T."
+        )
+    pos, km = getattr(data, "pos", None), getattr(data, "length", None)
+    positions = pos.double() if isinstance(pos, Tensor) and pos.shape == (n, 2) else None
+    lengths = km.double() if isinstance(km, Tensor) and km.shape == edges.shape[1:] else None
     return join(n, edges[0].cpu(), edges[1].cpu(), True, getattr(data, "names", None), lengths, positions, report=True)

@@ -1,5 +1,6 @@
 """Weight rules turn a topology into a mixing matrix W: float64, sparse COO, W[i, j] the weight of j's message at i."""
 
+import reprlib
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from graphs.laplacian import laplacian_ends
 from graphs.properties import Incompatible, checked, entries, matrix
-from graphs.topology import Topology, undirected
+from graphs.topology import Topology, proper, undirected
 
 __all__ = [
     "best_constant",
@@ -71,7 +72,7 @@ def uniform(topology: Topology) -> Tensor:
     >>> uniform(ring(4, directed=True)).to_dense()[0].tolist()
     [0.5, 0.0, 0.0, 0.5]
     """
-    n, share = topology.n, 1 / (topology.in_degree + 1).double()
+    n, share = proper(topology, "uniform").n, 1 / (topology.in_degree + 1).double()
     i = torch.arange(n)
     rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
     return matrix(rows, columns, share[rows], n)
@@ -140,6 +141,8 @@ def over_relaxed(W: Any, omega: float | None = None) -> Tensor:
 
         ends = extremes(W)
         total = 2 - ends.second - ends.last
+        if ends.second >= 1:
+            raise ValueError(f"λ₂ is {ends.second:.6g}: no omega makes this W contract; the graph must be connected.")
         omega = 2 / total if W.shape[0] > 1 else 1.0
     if not omega > 0:
         raise ValueError(
@@ -155,7 +158,7 @@ def push(topology: Topology) -> Tensor:
     >>> push(star(3)).to_dense().sum(0).tolist()
     [1.0, 1.0, 1.0]
     """
-    n, share = topology.n, 1 / (topology.out_degree + 1).double()
+    n, share = proper(topology, "push").n, 1 / (topology.out_degree + 1).double()
     i = torch.arange(n)
     rows, columns = torch.cat([topology.target, i]), torch.cat([topology.source, i])
     return matrix(rows, columns, share[columns], n)
@@ -182,9 +185,10 @@ def by_samples(topology: Topology, counts: Any) -> Tensor:
     """
     undirected(topology, "by_samples")
     m = torch.as_tensor(counts, dtype=torch.float64)
-    if m.shape != (topology.n,) or not bool((m > 0).all()):
+    if m.shape != (topology.n,) or not bool(((m > 0) & m.isfinite()).all()):
         raise ValueError(
-            f"counts of shape {tuple(m.shape)}: give one positive count for each of the {topology.n} workers."
+            f"counts are {reprlib.repr(m.tolist())} of shape {tuple(m.shape)}: give one positive count for each of the "
+            f"{topology.n} workers."
         )
     i, j, d = topology.target, topology.source, topology.degree.double()
     return with_self(topology, torch.minimum(1 / (d[i] + 1), m[j] / m[i] / (d[j] + 1)), symmetric=False)
@@ -202,7 +206,7 @@ def sinkhorn(topology: Topology) -> Tensor:
     >>> offence(W, "doubly_stochastic") is None
     True
     """
-    across = topology.component_of[topology.source] != topology.component_of[topology.target]
+    across = proper(topology, "sinkhorn").component_of[topology.source] != topology.component_of[topology.target]
     if bool(across.any()):
         i, j = topology.edge_index[:, across][:, 0].tolist()
         raise Incompatible(

@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from graphs.properties import entries, matrix
 from graphs.schedules import Schedule, as_schedule
+from graphs.seeded import stream
 from graphs.topology import whole
 
 __all__ = ["drop", "every"]
@@ -59,7 +59,7 @@ def drop(p: float, schedule: Any, seed: int = 0) -> Schedule:
 def _lossy(p: float, inner: Schedule, seed: int, k: int) -> Tensor:
     W = inner(k)
     rows, columns, values = (part.clone() for part in entries(W))
-    random = np.random.RandomState([seed % 2**32, k % 2**32, k >> 32])
+    random = stream(seed, k % 2**32, k >> 32, 1)  # 1: not the draws of a random schedule of the same seed
     paired = inner.symmetric
     off = rows != columns
     key = torch.minimum(rows, columns) * inner.n + torch.maximum(rows, columns) if paired else rows * inner.n + columns

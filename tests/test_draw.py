@@ -142,6 +142,21 @@ def test_files_of_every_kind(tmp_path):
         assert from_file(tmp_path / name) == path(4)
     (tmp_path / "names.csv").write_text("Oslo,Bern\nBern,Rome\n")
     assert from_file(tmp_path / "names.csv", directed=True).names == ("Oslo", "Bern", "Rome")
+    places = from_edges([(3, 0), (0, 1), (1, 2)])
+    nx.write_edgelist(nx.Graph([(3, 0, {"weight": 2}), (0, 1), (1, 2)]), tmp_path / "nx.edgelist")  # 3 0 {'weight': 2}
+    for name, text in [
+        ("titles.csv", "source,target\n3,0\n0,1\n1,2\n"),
+        ("excel.csv", '\ufeff"a","b"\n"3","0"\n"0","1"\n"1","2"\n'),
+    ]:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for name in ("nx.edgelist", "titles.csv", "excel.csv"):
+        assert from_file(tmp_path / name) == places
+    (tmp_path / "towns.csv").write_text("From,To,km\nNew York,Oslo,5900\n")
+    assert from_file(tmp_path / "towns.csv").names == ("New York", "Oslo")
+    (tmp_path / "zoo.gml").write_text(
+        'graph [ node [ id 1 label "None" ] node [ id 0 label "None" ] edge [ source 0 target 1 ] ]'
+    )
+    assert from_file(tmp_path / "zoo.gml") == path(2)
     (tmp_path / "few.edges").write_text("0 1\n")
     assert from_file(tmp_path / "few.edges", n=4).isolated == (2, 3)
     for name, text, message in [
@@ -149,6 +164,8 @@ def test_files_of_every_kind(tmp_path):
         ("c.txt", "0 1 far\n", "is no number"),
         ("d.txt", "0 1 2\n1 2\n", "1 of 2 lines"),
         ("e.doc", "0 1\n", "ends in '.doc'"),
+        ("f.csv", ",source,target\n0,0,1\n1,1,2\n", "line 1:  . source . target is no edge"),
+        ("g.graphml", "0 1\n", "g.graphml is not read by networkx"),
     ]:
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -1,5 +1,6 @@
 """Topologies: what a graph is, whichever way it came in (graphs/topology.py)."""
 
+import math
 import warnings
 
 import networkx as nx
@@ -9,7 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs import Topology, from_adjacency, from_data, from_edges, from_networkx, metropolis, path, ring, star
+from graphs import (
+    Topology,
+    circulant,
+    from_adjacency,
+    from_data,
+    from_edges,
+    from_networkx,
+    metropolis,
+    path,
+    push,
+    ring,
+    star,
+    uniform,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch_geometric.data import Data
 
 
 @st.composite
@@ -79,6 +97,44 @@ def test_labels_are_ranks_not_insertion_order():  # GRAPH-09
     assert from_networkx(g) == t
     W = metropolis(from_networkx(g)).to_dense()
     assert W[0].nonzero().flatten().tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda: from_edges(np.array([[3.0, 0], [1, 2], [0, 1]])),  # as numpy.loadtxt reads it
+        lambda: from_edges([("3", "0"), ("1", "2"), ("0", "1")]),
+        lambda: from_edges([(np.int64(3), torch.tensor(0)), (1, np.float32(2)), (0, 1)]),
+        lambda: from_networkx(nx.parse_edgelist(["3 0", "1 2", "0 1"])),
+    ],
+)
+def test_whole_numbers_are_ranks_also_as_text_or_floats(same):  # GRAPH-09, networkx#2856, node2vec#9
+    assert same() == from_edges([(3, 0), (1, 2), (0, 1)])
+
+
+def test_numbers_with_gaps_keep_their_order_and_their_names():
+    assert from_networkx(nx.Graph([("10", "9"), ("9", "2")])).names == ("2", "9", "10")
+    assert from_networkx(nx.Graph([("1", 1), ("0", 1)])).n == 3
+
+
+def test_a_set_of_named_edges_is_the_same_graph_in_every_process():  # SEED-01: set order
+    edges = {(a, b) for a in "abcdefgh" for b in "abcdefgh" if a < b}
+    assert from_edges(edges).names == tuple("abcdefgh")
+
+
+def test_a_large_sparse_adjacency_stays_sparse():
+    i = torch.arange(10**6)
+    A = torch.sparse_coo_tensor(torch.stack([i, (i + 1) % 10**6]), torch.ones(10**6), check_invariants=True)
+    assert from_adjacency(A) == ring(10**6, directed=True)
+    assert from_adjacency(torch.ones(3, 3, dtype=torch.bfloat16, requires_grad=True).triu(1)).messages == 3
+
+
+def test_data_brings_lengths_and_places_only_where_they_are_one_each():
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, length=torch.tensor([5]), pos=torch.ones(2, 3))
+    assert from_data(data).lengths.tolist() == [5]
+    assert from_data(data).positions is None
+    assert from_data(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, length=7)).lengths is None
+    assert from_networkx(nx.Graph([(0, 1, {"length": "2.5"})])).lengths.tolist() == [2.5, 2.5]  # GraphML without types
 
 
 def test_other_labels_are_mapped_openly():
@@ -186,6 +242,27 @@ def test_a_topology_is_frozen():
         (lambda: from_adjacency(np.ones((2, 3))), "must be square"),
         (lambda: from_adjacency([[0, 1], [0, 0]], directed=False), "not symmetric"),
         (lambda: from_networkx(nx.Graph()), "no nodes"),
+        (lambda: Topology(torch.tensor(2.5), torch.empty(2, 0)), "n is tensor\\(2.5"),
+        (lambda: from_edges([(10**12, 1)]), "beyond 2147483648 workers.*renumbered"),
+        (lambda: ring(10**20), "beyond 2147483648 workers"),
+        (lambda: circulant(6, [1.5]), "an offset is 1.5; it must be an integer"),
+        (lambda: from_edges([(0, 1), (2, None)]), "missing label"),
+        (lambda: from_edges(np.array([[0, np.nan]])), "missing label"),
+        (lambda: from_edges({(0, 1)}, lengths=[1.0]), "a set, whose order says nothing"),
+        (lambda: from_edges(torch.tensor([[0, 1, 2], [1, 2, 0]])), "from_edges\\(edge_index.T\\)"),
+        (lambda: from_edges([(0, 1)], lengths=[math.nan]), "edge \\(0, 1\\) is nan km long"),
+        (lambda: from_edges([(0, 1)], lengths=[-1.0]), "edge \\(0, 1\\) is -1.0 km long"),
+        (lambda: from_adjacency([[0, math.nan], [1, 0]]), "A\\[0, 1\\] is nan"),
+        (lambda: from_adjacency("ring"), "'ring' is not an adjacency matrix"),
+        (lambda: from_adjacency([[0, 1], [1]]), "rows of equally many numbers"),
+        (lambda: from_networkx([(0, 1)]), "list is no networkx graph"),
+        (lambda: from_data(nx.path_graph(2)), "Graph is no homogeneous"),
+        (lambda: from_data(Data(edge_index=torch.tensor([[0, 1], [1, 2], [2, 0]]), num_nodes=3)), "\\(3, 2\\)"),
+        (lambda: from_data(Data(edge_index=torch.tensor([[0.0], [1.0]]), num_nodes=2)), "of integers"),
+        (lambda: from_data(Data(adj_t=torch.eye(2), num_nodes=2)), "ToSparseTensor"),
+        (lambda: metropolis(nx.path_graph(3)), "metropolis takes a graphs.Topology, not Graph.*from_networkx"),
+        (lambda: uniform(torch.eye(3)), "uniform takes a graphs.Topology, not Tensor"),
+        (lambda: push(4), "push takes a graphs.Topology, not int"),
     ],
 )
 def test_errors_name_the_value(make, message):
