@@ -475,8 +475,8 @@ def from_networkx(graph: Any, *, length: str | None = "length") -> Topology:
     edges = list(graph.edges(data=True))
     source = torch.tensor([number[a] for a, _, _ in edges], dtype=torch.int64)
     target = torch.tensor([number[b] for _, b, _ in edges], dtype=torch.int64)
-    km = [data.get(length) if length else None for _, _, data in edges]
-    lengths = None if not km or any(x is None for x in km) else torch.tensor([*map(float, km)], dtype=torch.float64)
+    km = [float(data[length]) for _, _, data in edges if length and data.get(length) is not None]
+    lengths = torch.tensor(km, dtype=torch.float64) if km and len(km) == len(edges) else None
     spots = [graph.nodes[node].get("pos") for node in nodes]
     placed = all(spot is not None and len(spot) == 2 for spot in spots)
     positions = torch.tensor([tuple(map(float, spot)) for spot in spots], dtype=torch.float64) if placed else None

@@ -148,12 +148,27 @@ def test_effective_neighbours_of_any_matrix_against_the_series(n, gamma, seed):
     assert abs(effective_neighbours(A, gamma) / expected - 1) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: predict_consensus(metropolis(ring(4)), torch.ones(4), -1), "rounds is -1"),
+        (lambda: consensus_bound(metropolis(ring(4)), torch.ones(4), 1.5), "rounds is 1.5"),
+        (lambda: return_times(metropolis(from_edges([(0, 1), (2, 3)]))), "several closed groups"),  # 2 each, not 4
+        (lambda: predict_consensus(metropolis(ring(4)), torch.ones(8), 1), "one row per worker"),
+    ],
+)
+def test_what_has_no_answer_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_effective_neighbours_at_the_edges():
     assert effective_neighbours(metropolis(ring(1)), 0.5) == pytest.approx(1)
     assert effective_neighbours(torch.eye(4), 0.9) == pytest.approx(1)
     assert effective_neighbours(metropolis(complete(7)), 0.3) == pytest.approx(7)
     assert effective_neighbours(uniform(hypercube(3)), 0) == pytest.approx(4)
     assert effective_neighbours(metropolis(ring(9)), 1 - 1e-9) == pytest.approx(9, rel=1e-6)
+    assert effective_neighbours(torch.tensor([[1.2, -0.2], [-0.2, 1.2]]), 0.9) == 0  # noise grows
     with pytest.raises(ValueError, match="must lie in"):
         effective_neighbours(metropolis(ring(9)), 1.0)
     with pytest.raises(Incompatible, match="row 0"):

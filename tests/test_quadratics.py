@@ -155,6 +155,23 @@ def test_published_rates_on_random_isotropic_quadratics(topology, eta, rate):
     assert isotropic_rate(metropolis(ring(1)), 0.01, 100) == pytest.approx(0.01, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda W: quadratic_fixed_point(W, torch.ones(8), 0.1),
+            r"b has shape \(8,\); it needs one optimum per worker",
+        ),
+        (lambda W: stability_limit(W, "atc", 0), "h is 0; a curvature is positive"),
+        (lambda W: isotropic_rate(W, math.nan, 10), "eta is nan"),
+        (lambda W: isotropic_rate(W, 0.1, 0), "ζ.* is 1 or more"),
+    ],
+)
+def test_bad_numbers_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(metropolis(ring(4)))
+
+
 def choco_gossip(W, gamma, share, rounds, seed=0, d=400):
     random = np.random.RandomState(seed)
     W, x = W.to_dense().numpy(), random.standard_normal((W.shape[0], d))

@@ -192,7 +192,7 @@ def test_as_schedule_chooses_weights_or_refuses():
         as_schedule("ring")
 
 
-@pytest.mark.parametrize("kind", ["array", "coo", "csr", "list", "scipy", "float32"])
+@pytest.mark.parametrize("kind", ["array", "coo", "csr", "list", "scipy", "float32", "objects"])
 def test_matrices_of_every_kind(kind):
     dense = metropolis(star(4)).to_dense()
     W = {
@@ -202,6 +202,7 @@ def test_matrices_of_every_kind(kind):
         "list": dense.tolist(),
         "scipy": scipy.sparse.coo_array(dense.numpy()),
         "float32": dense.float(),
+        "objects": dense.numpy().astype(object),
     }[kind]
     s = as_schedule(W)
     assert s(0).dtype == torch.float64
@@ -220,6 +221,8 @@ def test_matrices_of_every_kind(kind):
         (torch.tensor([[0.5, math.nan], [0.5, 0.5]]), r"W\[0, 1\] is nan"),
         (torch.tensor([[0.5, 0.5], [math.inf, 0.5]]).to_sparse(), r"W\[1, 0\] is inf"),
         (torch.empty(0, 0), "must be square"),
+        ([[0.5, 0.5], [1.0]], "is not a mixing matrix: give rows of equally many numbers"),
+        ("ring", "'ring' is not a mixing matrix"),
     ],
 )
 def test_bad_matrices_are_named(W, message):

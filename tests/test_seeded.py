@@ -9,11 +9,13 @@ import torch
 from graphs import (
     barabasi_albert,
     complete,
+    drop,
     equistatic,
     equistatic_weights,
     erdos_renyi,
     geometric,
     random_regular,
+    ring,
     slem,
     spectrum,
     stochastic_block,
@@ -111,6 +113,10 @@ def test_their_bad_arguments_are_named():
         (lambda: geometric(50, 0.01, tries=3), "all 3 draws"),
         (lambda: stochastic_block([5, 5], 0.9, 0.0, tries=3), "all 3 draws"),
         (lambda: stochastic_block([5, 0], 0.9, 0.1), "group size"),
+        (lambda: erdos_renyi(8, 0.5, seed=None), "seed is None"),  # to NumPy another graph on every worker
+        (lambda: barabasi_albert(8, seed=-1), "seed is -1"),
+        (lambda: random_regular(8, 3, seed=2**32), "seed is 4294967296.*below 2³²"),
+        (lambda: drop(0.1, ring(8), seed=1.5)(0), "seed is 1.5"),
     ]:
         with pytest.raises(ValueError, match=message):
             make()

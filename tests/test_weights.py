@@ -161,6 +161,9 @@ def test_over_relaxation():  # algorithms.md 5.1: ring of 8, 1.30839
     assert abs(slem(over_relaxed(W, 1.0)) - slem(W)) < 1e-14
     with pytest.raises(ValueError, match="omega is 0"):
         over_relaxed(W, 0)
+    for stuck in (torch.eye(3), torch.tensor([[1.2, -0.2], [-0.2, 1.2]])):
+        with pytest.raises(ValueError, match="no omega makes this W contract"):
+            over_relaxed(stuck)
 
 
 def test_lazy_moves_every_eigenvalue_half_way():
@@ -215,4 +218,6 @@ def test_sample_counts_are_checked():
         by_samples(ring(3), [1, 2])
     with pytest.raises(ValueError, match="one positive count"):
         by_samples(ring(3), [1, 0, 2])
+    with pytest.raises(ValueError, match=r"counts are \[1.0, inf, 2.0\]"):
+        by_samples(ring(3), [1, math.inf, 2])
     assert math.isclose(float(push(star(4)).to_dense()[1, 0]), 0.25)

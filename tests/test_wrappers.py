@@ -28,6 +28,7 @@ from graphs import (
     torus,
     uniform,
 )
+from graphs.properties import entries
 
 EYE = torch.eye(8, dtype=torch.float64)
 
@@ -110,6 +111,18 @@ def test_drop_loses_the_stated_share_and_nothing_at_zero():
     assert not torch.equal(s(7).to_dense(), drop(0.25, W, seed=2)(7).to_dense())
     with pytest.raises(ValueError, match="p is 1"):
         drop(1.0, W)
+
+
+def test_losses_do_not_follow_the_draws_of_the_schedule():  # SEED-05: streams of the same seed
+    s = matcha(ring(8), 0.5, seed=0)
+    d = drop(0.2, s, seed=0)
+    first, lost = 0, 0
+    for k in range(1500):
+        rows, columns, _ = entries(s(k))
+        if len(rows) > 8:  # the first link that is active; its matching was drawn first too
+            i, j = next((i, j) for i, j in zip(rows.tolist(), columns.tolist()) if i < j)
+            first, lost = first + 1, lost + (float(d(k)[i, j]) == 0)
+    assert abs(lost / first - 0.2) < 0.05
 
 
 def test_the_contraction_under_loss_is_exact():
