@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from graphs import Schedule, Topology, as_schedule
+from graphs.topology import whole
 
 from .algorithm import Algorithm, check
 from .algorithms import DPSGD, Choco
@@ -89,7 +90,9 @@ def simulate(
     ...     print(r.round, round(float(r.x.mean()), 4), r.consensus > 0.01)
     500 3.5 True
     """
-    schedule = as_schedule(mixing)
+    schedule, rounds, every = as_schedule(mixing), whole("rounds", rounds, 0), whole("every", every)
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"simulate got {algorithm!r} for an algorithm: pass an instance, such as gossip.DPSGD()")
     if clock is None:
         check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
     else:
@@ -98,6 +101,8 @@ def simulate(
         if not isinstance(clock, Asynchronous):
             raise TypeError(f"clock={clock!r} is no gossip.Asynchronous(…): pass one, or None for rounds in lockstep")
         clock.check(algorithm, schedule, force=force)
+    if every < 1:
+        raise ValueError(f"every={every} is below 1: a record is made after every so many rounds")
     if cost is not None and not callable(getattr(cost, "compute", None)):
         raise TypeError(
             f"cost={cost!r} is no gossip.Cost(…): pass one, for example gossip.Cost(gossip.work.Constant(0.01))"
@@ -108,13 +113,13 @@ def simulate(
         if initial is None:
             raise ValueError("x0=None, and the task is a function, which names no start: pass x0, (d,) or (n, d)")
         x0 = initial()
-    n = schedule.n
+    n, x0 = schedule.n, torch.as_tensor(x0)
     workers = getattr(task, "n", n)
     if workers != n:
         raise ValueError(f"the task has {workers} workers and the mixing {n}: give both the same n")
-    x = (x0.expand(n, -1) if x0.ndim == 1 else x0).clone(memory_format=torch.contiguous_format)
-    if x.shape[0] != n:
-        raise ValueError(f"x0 has {x.shape[0]} rows and the mixing {n} workers: pass (d,) or ({n}, d)")
+    x = (x0.reshape(-1).expand(n, -1) if x0.ndim < 2 else x0).clone(memory_format=torch.contiguous_format)
+    if x0.ndim > 2 or x.shape[0] != n:
+        raise ValueError(f"x0 has shape {tuple(x0.shape)} and the mixing {n} workers: pass (d,) or ({n}, d)")
     algorithm = resolved(algorithm, schedule, x.shape[1], getattr(task, "layout", None))
     if clock is not None:
         run = clock.start(algorithm, function, schedule, x, cost=cost, seed=seed, local_steps=local_steps)
@@ -134,6 +139,12 @@ def simulate(
             result = function(x, net.rows, step)
         if isinstance(result, tuple):
             result, losses = result
+        if not isinstance(result, Tensor) or (result.shape, result.dtype) != (x.shape, x.dtype):
+            said = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(
+                f"the task's gradient at {x.dtype} rows {tuple(x.shape)} is {said}: return a tensor like the rows, or a pair of "
+                "that and losses (m,)"
+            )
         return result
 
     for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
@@ -173,9 +184,11 @@ def consensus(
     >>> round(float(x[0]), 9), round(float(distance[-1]), 9)
     (6.787041271, 4.680283131)
     """
-    schedule = as_schedule(mixing)
-    if x.shape[0] != schedule.n:
-        raise ValueError(f"x has {x.shape[0]} rows and the mixing {schedule.n} workers: pass one row per worker")
+    schedule, x, rounds = as_schedule(mixing), torch.as_tensor(x), whole("rounds", rounds, 0)
+    if x.shape[:1] != (schedule.n,):
+        raise ValueError(
+            f"x has {len(x) if x.ndim else 1} rows and the mixing {schedule.n} workers: pass one row per worker"
+        )
     if compressor is None and gamma not in (None, 1):
         raise ValueError(
             f"gamma={gamma!r} without a compressor: γ is CHOCO-Gossip's; pass compressor=gossip.Identity() to use it"

@@ -281,8 +281,28 @@ def test_simulate_refuses_what_cannot_run():
     function = lambda x, *_: x  # noqa: E731
     with pytest.raises(ValueError, match=r"x0=None, and the task is a function.*pass x0"):
         start(function, gossip.DPSGD(), graphs.ring(6), 1)
-    with pytest.raises(ValueError, match="x0 has 4 rows and the mixing 6 workers"):
+    with pytest.raises(ValueError, match=r"x0 has shape \(4, 3\) and the mixing 6 workers"):
         start(function, gossip.DPSGD(), graphs.ring(6), 1, x0=torch.zeros(4, 3))
+    for options, told in [
+        ({"rounds": -1}, "rounds is -1"),
+        ({"rounds": 1.5}, "rounds is 1.5"),
+        ({"every": 1.5}, "every is 1.5"),
+        ({"every": 0}, "every=0 is below 1"),
+        ({"x0": torch.zeros(6, 2, 2)}, r"x0 has shape \(6, 2, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            start(function, gossip.DPSGD(), graphs.ring(6), **{"rounds": 1, "x0": torch.zeros(3)} | options)
+    for gradient, told in [
+        (lambda *_: None, "is NoneType: return a tensor like the rows"),  # a forgotten return trained nothing
+        (lambda x, *_: x.double(), r"at torch.float32 rows \(6, 3\) is torch.float64 \(6, 3\)"),
+        (lambda x, *_: x[:1], r"is torch.float32 \(1, 3\)"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            start(gradient, gossip.DPSGD(), graphs.ring(6), 1, x0=torch.zeros(3))
+    with pytest.raises(TypeError, match="pass an instance, such as"):
+        start(function, gossip.DPSGD, graphs.ring(6), 1, x0=torch.zeros(3))
+    assert start(function, gossip.DPSGD(), graphs.ring(6), 1, x0=[0.0, 1.0]).x.shape == (6, 2)
+    assert gossip.consensus(torch.arange(6.0).numpy(), graphs.complete(6), 1)[0] == 2.5
     with pytest.raises(ValueError, match="the task has 6 workers and the mixing 8"):
         start(Task(), gossip.DPSGD(), graphs.ring(8), 1)
     with pytest.raises(gossip.Incompatible, match="overlap=True, and GradientTracking"):
