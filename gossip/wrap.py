@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -198,7 +199,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         row.show(algorithm.params(self.gossip))
         row.refresh()
         self._buckets = Buckets(row, self.net, buckets) if buckets > 1 else None
-        self._buffers = _Buffers(model, buffers) if mix_buffers and model is not None and buffers else None
+        self._buffers = _Buffers(model) if mix_buffers and model is not None and buffers else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -354,7 +355,13 @@ class GossipOptimizer(torch.optim.Optimizer):
             if batches is not None:
                 if self._model is None:
                     raise ValueError("average_model(batches) re-estimates BatchNorm statistics: pass model=… to wrap")
-                torch.optim.swa_utils.update_bn(batches, self._model)
+                stream = iter(batches)
+                first = next(stream, None)
+                if first is None:
+                    raise ValueError(
+                        "average_model(batches) got no batch: pass a loader, not an iterator that is used up"
+                    )
+                torch.optim.swa_utils.update_bn(itertools.chain([first], stream), self._model)
             yield
         finally:
             with torch.no_grad():
@@ -474,8 +481,10 @@ class GossipOptimizer(torch.optim.Optimizer):
 class _Buffers:
     """A module's floating buffers as a row to be mixed; running variances travel as second moments."""
 
-    def __init__(self, model: nn.Module, buffers: list[Tensor]) -> None:
-        self.buffers = buffers
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = [name for name, b in model.named_buffers() if b.is_floating_point()]
+        buffers = self.buffers
         dtype = torch.float32
         for b in buffers:
             dtype = torch.promote_types(dtype, b.dtype)
@@ -486,14 +495,20 @@ class _Buffers:
         norms: list[Any] = [m for m in model.modules() if isinstance(getattr(m, "running_var", None), Tensor)]
         self.moments = [(place[m.running_mean], place[m.running_var]) for m in norms]
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Those of now: a module may assign a new tensor to its buffer at every step."""
+        return [self.model.get_buffer(name) for name in self.names]
+
     def mix(self, net: Network) -> None:
-        torch._foreach_copy_(self.views, self.buffers)
+        buffers = self.buffers
+        torch._foreach_copy_(self.views, buffers)
         for mean, var in self.moments:
             var.addcmul_(mean, mean)
         net.mix(self.row)
         for mean, var in self.moments:
             var.addcmul_(mean, mean, value=-1).clamp_(min=0)
-        torch._foreach_copy_(self.buffers, self.views)
+        torch._foreach_copy_(buffers, self.views)
 
 
 def _refuse_buckets(

@@ -831,6 +831,40 @@ def alone(tmp_path):
 ONE = graphs.static(torch.ones(1, 1, dtype=torch.float64))
 
 
+class Centred(nn.Module):
+    """Its buffer is another tensor after every call, as DINO's center is."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("center", torch.zeros(2))
+
+    def forward(self, x):
+        self.center = 0.9 * self.center + 0.1 * self.linear(x).mean(0).detach()
+        return self.linear(x) - self.center
+
+
+def test_a_buffer_that_is_assigned_anew_is_the_one_that_is_mixed(alone):
+    model = Centred()
+    inner = sgd(model.parameters())
+    optimizer = gossip.wrap(inner, gossip.DPSGD(), ONE, transport=alone, model=model, buffers="mix")
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert model.center.abs().max() > 0
+    assert torch.equal(optimizer._buffers.row[0], model.center)
+
+
+def test_statistics_of_no_batch_are_refused(alone):
+    model = norm_net()
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone, model=model)
+    before = model[1].running_mean.clone()
+    used_up = iter([torch.ones(2, 3)])
+    next(used_up)
+    with pytest.raises(ValueError, match="got no batch: pass a loader"), optimizer.average_model(used_up):
+        pass
+    assert torch.equal(model[1].running_mean, before)
+
+
 def test_buckets_refuse_what_would_come_too_late(alone):
     model = Net()
     optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone, buckets=2)
