@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from experiments import metrics, records
 from experiments.figure import Curve, draw
+from experiments.records import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +46,7 @@ Several keys are separated by commas. An example:
 """
 
 _OPTIONS = ("x", "y", "by", "target", "plot", "out", "format", "xscale", "yscale")
+Choices = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -78,24 +80,6 @@ class Stat:
             return "–"
         text = _number(self.mean, self.error)
         return text if self.n == self.of else f"{text} ({self.n}/{self.of})"
-
-
-class Run(NamedTuple):
-    """One run on disk."""
-
-    folder: Path
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-    status: dict[str, Any]
-    started: str
-
-    @property
-    def complete(self) -> bool:
-        return self.status["status"] == "done"
-
-    @property
-    def progress(self) -> str:
-        return f"{self.status['done']}/{self.status['planned'] if self.status['planned'] is not None else '?'}"
 
 
 @dataclass
@@ -164,7 +148,8 @@ def compare(
     Raises ValueError where there are no runs, or for a key that no run has, with the keys that come near.
     """
     every, notes = find(runs)
-    found = _selected(every, where or {})
+    chosen = _choices(every)
+    found = _selected(every, where or {}, chosen)
     found, more = _once(found)
     notes += more
     xs, bys = _keys(x), _keys(by)
@@ -173,7 +158,7 @@ def compare(
     plotted = [_metric(key, found) for key in _keys(plot)] if plot is not None else ys
     for key in bys:
         _check_config_key(key, every)
-    groups = _groups(found, bys)
+    groups = _groups(found, bys, chosen)
     rows, curves, looks, incomplete = [], {}, {}, 0
     for words, members in groups.items():
         label = " ".join(words)
@@ -184,7 +169,7 @@ def compare(
         else:
             fate, name = "shown as far as it came", f"{label} (round {', '.join(r.progress for r in broken)})"
         notes += [f"{label}: {r.folder} is {r.status['status']}, round {r.progress}, {fate}" for r in broken]
-        notes += _mixed(label, members, bys)
+        notes += _mixed(label, members, bys, chosen)
         rows.append({"label": name, "runs": len(members), **_columns(members, xs, ys, target)})
         looks[name] = (words[0], " ".join(words[1:]))
         curves[name] = {(a, b): _curve(members, a, b) for a in xs for b in dict.fromkeys([*plotted, *ys])}
@@ -209,16 +194,15 @@ def find(runs: str | Path | Sequence[str | Path]) -> tuple[list[Run], list[str]]
         inside = {p.parent.resolve(): p.parent for name in (records.METRICS, records.RUN) for p in folder.rglob(name)}
         for resolved, path in sorted(inside.items(), key=lambda item: _natural(item[0])):
             try:
-                header, rows, status = records.read(resolved)
+                run = records.read(path)
             except ValueError as error:
                 notes.append(f"{path}: left out: {error}")
                 continue
-            run = Run(path, header.get("config", {}), rows, status, str(header.get("started", "")))
-            if rows and run.config:
+            if run.rows and run.config:
                 found[resolved] = run
             else:
-                reason = str(status.get("reason") or "no evaluation on record").strip().splitlines()[-1]
-                notes.append(f"{path}: {status['status']}, left out: {reason}")
+                reason = str(run.status.get("reason") or "no evaluation on record").strip().splitlines()[-1]
+                notes.append(f"{path}: {run.status['status']}, left out: {reason}")
     if not found:
         where = ", ".join(map(str, folders))
         notes = [f" {note}." for note in notes[:5]]
@@ -232,21 +216,24 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _selected(runs: list[Run], where: Mapping[str, str]) -> list[Run]:
+def _selected(runs: list[Run], where: Mapping[str, str], chosen: Choices) -> list[Run]:
     for key, wanted in where.items():
         _check_config_key(key, runs, options=True)
         values = [v.strip().casefold() for v in wanted.split(",")]
-        has = {_label(_get(r.config, key)).casefold(): None for r in runs}
-        runs = [r for r in runs if _label(_get(r.config, key)).casefold() in values]
+        has = [records.setting(_get(r.config, key)) for r in runs]
+        names = [(_name(key, v, chosen).casefold(), _label(v).casefold()) for v in has]
+        runs = [r for r, name in zip(runs, names) if not set(name).isdisjoint(values)]
         if not runs:
-            raise ValueError(f"no run has {key}={wanted}: the runs have {key}={', '.join(has)}.")
+            raise ValueError(
+                f"no run has {key}={wanted}: the runs have {key}={', '.join(dict.fromkeys(name for name, _ in names))}."
+            )
     return runs
 
 
 def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """Of runs with the same config and seed only the newest counts: they are no repetitions."""
     newest: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda r: (r.complete, r.started)):
+    for run in sorted(runs, key=lambda r: (r.complete, str(r.header.get("started", "")))):
         newest[_dump(records.setting(run.config, seeds=True))].append(run)
     double = [same for same in newest.values() if len(same) > 1]
     notes = [
@@ -258,12 +245,12 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     return [r for r in runs if id(r) in keep], notes
 
 
-def _groups(runs: list[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+def _groups(runs: list[Run], by: Sequence[str], chosen: Choices) -> dict[tuple[str, ...], list[Run]]:
     """Runs with equal values of the `by` keys, under words (one a key) that tell them from all others."""
     parts = []
     for key in by:
         values = [records.setting(_get(r.config, key)) for r in runs]
-        names = ["lockstep" if key == "clock" and not v else name for v, name in zip(values, _describe(values))]
+        names = _describe(values, key, chosen)
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -272,20 +259,38 @@ def _groups(runs: list[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Ru
     return groups
 
 
-def _describe(values: Sequence[Any]) -> list[str]:
-    """A short name for each value: of a component its class, and only where two of a class differ, what they differ in.
+def _choices(runs: list[Run]) -> Choices:
+    """What the components of the runs' configs were chosen as: (key, component) → the file of Hydra's group."""
+    chosen: Choices = {}
+    for run in runs:
+        for group, name in run.header.get("choices", {}).items():
+            *_, key = path = group.split("/")
+            chosen[key, _dump(records.setting(_get(run.config, ".".join(path))))] = name
+    return chosen
+
+
+def _name(key: str, value: Any, chosen: Choices) -> str:
+    """What a value was chosen as, or its class where that is not on record."""
+    key = key.rpartition(".")[2]
+    return chosen.get((key, _dump(value)), "lockstep" if key == "clock" and not value else _label(value))
+
+
+def _describe(values: Sequence[Any], key: str = "", chosen: Choices | None = None) -> list[str]:
+    """A short name for each value: of a component what it was chosen as, or its class where that is not on record; and
+    only where two of a name differ, what they differ in.
 
     >>> topk, sign = {"_target_": "gossip.TopK", "ratio": 0.1}, {"_target_": "gossip.Sign"}
     >>> choco = {"_target_": "gossip.Choco", "gamma": 0.2}
     >>> _describe([{"_target_": "gossip.DPSGD"}, {**choco, "compressor": topk}, {**choco, "compressor": sign}])
     ['DPSGD', 'Choco TopK', 'Choco Sign']
     """
-    names = [_label(v) for v in values]
+    chosen = chosen or {}
+    names = [_name(key, v, chosen) for v in values]
     for name in set(names):
         same = [i for i, n in enumerate(names) if n == name and isinstance(values[i], Mapping)]
         kinds = len({_dump(values[i]) for i in same})
         inner = {k: [values[i].get(k) for i in same] for k in dict.fromkeys(k for i in same for k in values[i])}
-        told = {k: _pieces(k, v) for k, v in inner.items() if len({_dump(w) for w in v}) > 1}
+        told = {k: _pieces(k, v, chosen) for k, v in inner.items() if len({_dump(w) for w in v}) > 1}
         enough = [pieces for k, pieces in told.items() if len(set(pieces)) == kinds]
         components = [pieces for pieces in enough if not any("=" in p for p in pieces)]
         for pieces in (components or enough)[:1] or told.values():
@@ -294,18 +299,22 @@ def _describe(values: Sequence[Any]) -> list[str]:
     return names
 
 
-def _pieces(key: str, values: Sequence[Any]) -> list[str]:
-    texts = _describe(values)
+def _pieces(key: str, values: Sequence[Any], chosen: Choices) -> list[str]:
+    texts = _describe(values, key, chosen)
     return ["" if v is None else t if isinstance(v, Mapping) else f"{key}={t}" for v, t in zip(values, texts)]
 
 
-def _mixed(label: str, members: list[Run], by: Sequence[str]) -> list[str]:
+def _mixed(label: str, members: list[Run], by: Sequence[str], chosen: Choices) -> list[str]:
     """A warning where a group holds runs that differ in more than their seed."""
-    flat = [_flat(records.setting(r.config)) for r in members]
+    flat = [_flat(records.setting(r.config), chosen=chosen) for r in members]
     patterns: dict[tuple[str, ...], str] = {}  # a value that several keys repeat is named by the shortest of them
+    told: dict[str, tuple[str, ...]] = {}
     for key in sorted({k for f in flat for k in f}, key=lambda k: (k.count("."), k)):
         values = tuple(_label(f.get(key)) for f in flat)
-        if len(set(values)) > 1 and not any(key == b or key.startswith(f"{b}.") for b in by):
+        above = [names for k, names in told.items() if key.startswith(f"{k}.")]
+        follows = any(len(set(zip(names, values))) == len(set(names)) for names in above)
+        if len(set(values)) > 1 and not follows and not any(key == b or key.startswith(f"{b}.") for b in by):
+            told[key] = values
             patterns.setdefault(values, key)
     if not patterns:
         return []
@@ -394,10 +403,16 @@ def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(config: Mapping[str, Any], prefix: str = "", chosen: Choices | None = None) -> dict[str, Any]:
+    """Dotted keys; a component that was chosen by a name also stands as that name, beside what is inside."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping):
+            if chosen and (name := chosen.get((key, _dump(value)))) is not None:
+                flat[f"{prefix}{key}"] = name
+            flat |= _flat(value, f"{prefix}{key}.", chosen)
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 

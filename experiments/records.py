@@ -1,10 +1,10 @@
 """A run's own record on disk, so that no figure ever needs a tracker: `metrics.jsonl` and `run.json` in the run's
 folder.
 
-`metrics.jsonl`: the first line is the header (resolved config, git commit, versions, seeds, hash of the topology),
-every other line one evaluation, flushed as it is written, so that a crash loses at most one. `run.json`: status, rounds
-done and planned, summary; replaced atomically. JSON has no NaN and no infinity: they are written as the strings "NaN",
-"Infinity" and "-Infinity", and read back as floats.
+`metrics.jsonl`: the first line is the header (resolved config, what each of its groups was chosen as, git commit, versions,
+seeds, hash of the topology), every other line one evaluation, flushed as it is written, so that a crash loses at most one.
+`run.json`: status, rounds done and planned, summary; replaced atomically. JSON has no NaN and no infinity: they are
+written as the strings "NaN", "Infinity" and "-Infinity", and read back as floats.
 """
 
 import hashlib
@@ -32,9 +32,22 @@ class Run(NamedTuple):
     """What `read` found: the header, the rows in the order of their rounds, and run.json with `status`, `done` and
     `planned`."""
 
+    folder: Path
     header: dict[str, Any]
     rows: list[dict[str, Any]]
     status: dict[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.header.get("config", {})
+
+    @property
+    def complete(self) -> bool:
+        return self.status["status"] == "done"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.status['done']}/{self.status['planned'] if self.status['planned'] is not None else '?'}"
 
 
 def encode(value: Any) -> Any:
@@ -181,7 +194,7 @@ class Writer:
             kept = kept[: kept.rfind(b"\n") + 1]
             with path.open("r+b") as file:
                 file.truncate(len(kept))
-            _, rows, _ = read(self.folder) if kept else ({}, [], {})
+            rows = read(self.folder).rows if kept else []
             self._rounds = {row["round"] for row in rows if "round" in row}
             self.last = rows[-1] if rows else {}
         if not kept:
@@ -274,4 +287,4 @@ def read(folder: str | Path) -> Run:
     rows = sorted(by_round.values(), key=lambda row: row.get("round", 0))
     if rows:
         status["done"] = max(status["done"] or 0, rows[-1].get("round", 0))
-    return Run(head, rows, status)
+    return Run(folder, head, rows, status)

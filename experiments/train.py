@@ -42,10 +42,12 @@ def run(
     keep: bool = False,
     progress: str = "",
     say: Callable[[str], object] = lambda text: None,
+    choices: dict[str, str] | None = None,
 ) -> torch.Tensor | None:
     """One run of a resolved config: checked here, hosted wherever `launch` says, recorded in `folder`.
 
     Returns the trajectory (evaluations, n, d) if `keep`. `say` gets the task's report before the run and a summary after it.
+    `choices` are the files that the config's groups were taken from, for the record.
 
     Raises:
         gossip.Incompatible: the algorithm refuses the schedule.
@@ -65,7 +67,7 @@ def run(
     if config["resume"] is not None:
         config = config | {"resume": str(Path(config["resume"]).resolve())}
         begun = _begun(config, setup, folder)
-    recorded = partial(_recorded, config, setup, folder, progress, say, begun)
+    recorded = partial(_recorded, config, setup, folder, progress, say, begun, choices or {})
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
         try:
@@ -101,7 +103,8 @@ def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) ->
         log.info("%s", found)
         say(found)
         return config | {"algorithm": config["algorithm"] | {"gamma": algorithm.gamma}}
-    compresses = "gamma" in config["algorithm"] and not isinstance(algorithm.compressor, gossip.Identity)
+    both = {"gamma", "compressor"} <= config["algorithm"].keys()
+    compresses = both and not isinstance(algorithm.compressor, gossip.Identity)
     if compresses and setup.schedule.n > 1 and drifts(algorithm, setup.schedule, len(setup.task.initial())):
         given = f"{gamma:g}" if gamma is not None else f"null, {algorithm.step:g} from the compressor,"
         warning = (
@@ -134,6 +137,7 @@ def _recorded(
     progress: str,
     say: Callable[[str], object],
     begun: list[dict[str, Any]],
+    choices: dict[str, str],
     rank: int,
     go: Any,
 ) -> Any:
@@ -144,7 +148,8 @@ def _recorded(
     if report is not None:
         log.info("%s", report())
         say(report())
-    header = records.header(config, setup.topology if hasattr(setup.topology, "edge_index") else None)
+    topology = setup.topology if hasattr(setup.topology, "edge_index") else None
+    header = records.header(config, topology, choices=choices)
     planned = config["rounds"]
     resume = config["resume"] is not None
     quiet = not config["progress"] or (bool(progress) and not sys.stderr.isatty())  # a sweep's log needs no inner bars
@@ -215,10 +220,12 @@ def _main(cfg: DictConfig) -> None:
     try:
         try:
             config = schema.resolved(cfg)
+            files = hydra_config.runtime.choices.items()
+            choices = {group: file for group, file in files if file is not None and not group.startswith("hydra/")}
             if swept:
-                run(config, folder, progress=" ".join(hydra_config.overrides.task))
+                run(config, folder, progress=" ".join(hydra_config.overrides.task), choices=choices)
             else:
-                run(config, folder, say=partial(print, flush=True))
+                run(config, folder, say=partial(print, flush=True), choices=choices)
         finally:
             if not swept and rank == 0:  # not before: resume=runs/latest means the run before this one
                 sweep.point(folder)

@@ -23,9 +23,11 @@ def config(seed=0, algorithm="DPSGD", topology="ring", **more) -> dict:
     return {"n": 16, "seed": seed, "algorithm": settings, "topology": graph, "task": {"seed": seed}, "track": "off"}
 
 
-def write(folder: Path, setting: dict, rounds: int = 50, stop: int | None = None, gain=0.0, cost=1e6, **odd) -> Path:
+def write(
+    folder: Path, setting: dict, rounds: int = 50, stop: int | None = None, gain=0.0, cost=1e6, choices=None, **odd
+) -> Path:
     """A run whose accuracy climbs with the round to 0.8 + gain + seed/100, and which sends `cost` bits a round."""
-    record = records.Writer(folder, records.header(setting), planned=rounds)
+    record = records.Writer(folder, records.header(setting, choices=choices or {}), planned=rounds)
     for k in range(0, (stop or rounds) + 1, 10):
         reached = (0.8 + gain + setting["seed"] / 100) * k / rounds
         row = {"round": k, "bits": cost * k, "megabytes": cost * k / 8e6, "seconds": k * (1 + setting["seed"])}
@@ -103,6 +105,29 @@ def test_settings_of_one_algorithm_are_never_merged(tmp_path):
     assert labels == ["Choco Sign", "Choco RandK"]
     labels = [row["label"] for row in compare(tmp_path, by="algorithm.compressor.ratio", figure=False).rows]
     assert labels == [f"algorithm.compressor.ratio={v}" for v in ("0.01", "0.1", "None", "0.5")]
+
+
+def test_components_are_called_what_they_were_chosen_as(tmp_path):
+    """Several files of a group make one class; only what differs between runs of one choice is told besides."""
+    clock = {"_target_": "gossip.Asynchronous", "geometric": False, "wait": True, "bound": None}
+    swarm, topk = clock | {"geometric": True, "wait": False}, {"_target_": "gossip.TopK", "ratio": 0.1}
+    runs = [({}, "lockstep"), (clock, "asynchronous"), (swarm, "swarm"), (swarm | {"bound": 3}, "swarm")]
+    for k, (value, name) in enumerate(runs):
+        setting = config(0, "Choco", compressor=topk) | {"clock": value, "compressor": topk}
+        write(tmp_path / str(k), setting, choices={"clock": name, "compressor": "topk", "algorithm": "choco"})
+    labels = ["lockstep", "asynchronous", "swarm", "swarm bound=3"]
+    assert [row["label"] for row in compare(tmp_path, by="clock", figure=False).rows] == labels
+    (row,) = compare(tmp_path, by="clock", where={"clock": "lockstep"}, figure=False).rows
+    assert (row["label"], row["runs"]) == ("lockstep", 1)
+    assert compare(tmp_path, where={"clock": "swarm"}, figure=False).rows[0]["runs"] == 2
+    with pytest.raises(ValueError, match="clock=swam: the runs have clock=lockstep, asynchronous, swarm"):
+        compare(tmp_path, where={"clock": "swam"})
+    (note,) = compare(tmp_path, by="algorithm", figure=False).notes
+    assert "(clock: asynchronous, lockstep, swarm; clock.bound: 3, None): name such a key" in note
+    write(tmp_path / "9", config(0, "Choco", compressor={"_target_": "gossip.Sign"}) | {"clock": {}})
+    labels = [row["label"] for row in compare(tmp_path, by="algorithm.compressor", figure=False).rows]
+    assert labels == ["topk", "Sign"]  # of a record that does not tell, the class
+    assert compare(tmp_path, where={"clock": "lockstep"}, figure=False).rows[0]["runs"] == 1
 
 
 def test_runs_are_selected_by_config(sweep):

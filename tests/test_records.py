@@ -80,7 +80,7 @@ def test_a_failure_leaves_its_traceback(tmp_path):
 
 def test_a_run_that_never_began_is_recorded_too(tmp_path):
     records.write_status(tmp_path / "job", {"status": "incompatible", "reason": "row 3 sums to 1.2", "planned": 9})
-    header, rows, status = records.read(tmp_path / "job")
+    _, header, rows, status = records.read(tmp_path / "job")
     assert (header, rows, status["status"], status["done"]) == ({}, [], "incompatible", 0)
     with records.Writer(tmp_path / "other", {"config": {}}) as record:
         record.finish("incompatible", "row 3 sums to 1.2")
