@@ -66,6 +66,7 @@ def test_a_run_leaves_its_record_and_one_offline_run_of_wandb(tmp_path):
     assert run.status["status"] == "done"
     assert [row["round"] for row in run.rows] == [0, 2, 4]
     assert run.header["config"]["n"] == 4
+    assert run.header["choices"]["clock"] == "lockstep"
     assert run.header["versions"]["torch"]
     assert len(list(folder.glob("wandb/offline-run-*"))) == 1  # one per run, not one per process
     assert {p.name for p in tmp_path.iterdir()} == {"runs"}
@@ -77,9 +78,9 @@ def test_resume_of_the_latest_run(tmp_path):
     latest = tmp_path / "runs" / "latest"
     former = latest.resolve()
     done = command(*SMALL, "resume=runs/latest", "rounds=6", "progress=false", "launch=blocks", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stderr) == (0, "")
     assert latest.resolve() != former  # which was meant by runs/latest, and is what this run has resumed
-    assert [row["round"] for row in records.read(latest).rows] == [6]
+    assert [row["round"] for row in records.read(latest).rows] == [0, 2, 4, 6]
 
 
 def test_a_refused_run_leaves_a_former_one_in_its_folder_as_it_is(tmp_path):
