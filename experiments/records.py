@@ -7,7 +7,6 @@ seeds, hash of the topology), every other line one evaluation, flushed as it is 
 written as the strings "NaN", "Infinity" and "-Infinity", and read back as floats.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from graphs import Topology
 
 METRICS, RUN = "metrics.jsonl", "run.json"
 STATUSES = ("running", "done", "failed", "incompatible", "diverged", "interrupted")
@@ -85,15 +84,15 @@ def decode(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
-def header(config: Mapping[str, Any], topology: Any = None, **more: Any) -> dict[str, Any]:
+def header(config: Mapping[str, Any], topology: Topology | None = None, **more: Any) -> dict[str, Any]:
     """What is needed to repeat a run: the resolved config, the code's commit (and whether files were changed),
-    versions, seeds, and a hash of the graph's edges where a topology (n, edge_index) is given."""
+    versions, seeds, and the digest of the graph where a topology is given."""
     return {
         "config": encode(config),
         "git": git(),
         "versions": versions(),
         "seeds": seeds(config),
-        "topology": None if topology is None else fingerprint(topology.n, topology.edge_index),
+        "topology": None if topology is None else topology.digest,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **encode(more),
     }
@@ -125,17 +124,6 @@ def setting(config: Any, seeds: bool = False) -> Any:
     if isinstance(config, Mapping):
         return {k: setting(v, seeds) for k, v in config.items() if k not in left_out}
     return [setting(v, seeds) for v in config] if isinstance(config, (list, tuple)) else config
-
-
-def fingerprint(n: int, edge_index: Tensor) -> str:
-    """16 hexadecimal digits of (n, edges): equal for equal directed graphs, in whatever order the edges are stored.
-
-    >>> import torch
-    >>> fingerprint(3, torch.tensor([[0, 1], [1, 2]])) == fingerprint(3, torch.tensor([[1, 0], [2, 1]]))
-    True
-    """
-    edges = sorted(zip(*edge_index.tolist()))
-    return hashlib.blake2b(json.dumps([n, edges]).encode(), digest_size=8).hexdigest()
 
 
 def git(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
