@@ -8,10 +8,13 @@ exactly once.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from graphs.topology import whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +33,10 @@ class Partition(Sequence):
     note: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", _integers(self.labels))
+        kinds = {torch.as_tensor(p).dtype for p in self.parts if len(p)}
+        if odd := [kind for kind in kinds if kind == torch.bool or kind.is_floating_point]:
+            raise ValueError(f"a part of type {odd[0]}: parts are sample numbers. Of a mask: mask.nonzero()[:, 0].")
         parts = tuple(torch.as_tensor(p, dtype=torch.int64).sort().values for p in self.parts)
         object.__setattr__(self, "parts", parts)
         empty = [i for i, p in enumerate(parts) if not len(p)]
@@ -39,6 +46,8 @@ class Partition(Sequence):
                 "samples in all): every worker needs at least one. Use fewer workers, a larger alpha, more "
                 "classes_per_worker, or min_size=1."
             )
+        if not parts:
+            raise ValueError("a partition among no workers: give one part of samples for each of them.")
         every = torch.cat(parts)
         if int(every.min()) < 0 or int(every.max()) >= len(self.labels):
             raise ValueError(
@@ -95,15 +104,18 @@ class Partition(Sequence):
         >>> [sorted(set(test[i].tolist())) == p.classes[c > 0].tolist() for i, c in zip(p.matching(test), p.counts)]
         [True, True, True, True, True]
         """
-        strange = sorted(set(labels.unique().tolist()) - set(self.classes.tolist()))
+        labels, held = _integers(labels), self.classes[self.counts.sum(0) > 0].tolist()
+        strange = sorted(set(labels.unique().tolist()) - set(held))
         if strange:
             raise ValueError(
-                f"label {strange[0]} is not one of the partition's labels {self.classes.tolist()}: no worker could "
+                f"label {strange[0]} is not one of the partition's labels {held}: no worker could "
                 "own it. Split both sets of one dataset with the same label names."
             )
         parts: list[list[Tensor]] = [[] for _ in self.parts]
         for c, label in enumerate(self.classes):
             share = self.counts[:, c].double()
+            if not share.any():
+                continue
             for i, piece in enumerate(
                 _cut(torch.nonzero(labels == label)[:, 0].numpy(), (share / share.sum()).numpy())
             ):
@@ -144,14 +156,25 @@ def _cut(indices: np.ndarray, share: np.ndarray) -> list[np.ndarray]:
     return np.split(indices, ends)
 
 
-def _checked(labels: Tensor, n: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
-    labels = torch.as_tensor(labels)
-    if labels.ndim != 1 or labels.is_floating_point():
+def _integers(labels: Any) -> Tensor:
+    """Labels as (N,) int64; ValueError for one-hot rows, floats and text."""
+    kept = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(kept, np.ndarray):
+        if kept.dtype.kind not in "biu":
+            raise ValueError(
+                f"labels of type {kept.dtype}: a partition needs one integer a sample. Of names or numbers of any kind: "
+                "np.unique(labels, return_inverse=True)[1]."
+            )
+        kept = torch.as_tensor(kept)
+    if kept.ndim != 1 or kept.is_floating_point():
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and type {labels.dtype}: a partition needs one integer a sample."
+            f"labels of shape {tuple(kept.shape)} and type {kept.dtype}: a partition needs one integer a sample."
         )
-    if n < 1:
-        raise ValueError(f"n = {n} workers: at least 1 is needed.")
+    return kept.to(torch.int64)
+
+
+def _checked(labels: Tensor, n: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+    labels, n, seed = _integers(labels), whole("n", n, 1), whole("seed", seed, 0)
     if len(labels) < n:
         raise ValueError(
             f"{len(labels)} samples for n = {n} workers leave some without any: use at most {len(labels)} workers."
@@ -167,9 +190,7 @@ def iid(labels: Tensor, n: int, seed: int = 0) -> Partition:
     (True, True)
     """
     y, rng = _checked(labels, n, seed)
-    return Partition(
-        tuple(torch.as_tensor(p) for p in np.array_split(rng.permutation(len(y)), n)), torch.as_tensor(labels)
-    )
+    return Partition(tuple(torch.as_tensor(p) for p in np.array_split(rng.permutation(len(y)), n)), torch.from_numpy(y))
 
 
 def dirichlet(labels: Tensor, n: int, alpha: float, seed: int = 0, min_size: int = 1) -> Partition:
@@ -185,6 +206,7 @@ def dirichlet(labels: Tensor, n: int, alpha: float, seed: int = 0, min_size: int
     [0.66, 0.28, 0.02]
     """
     y, rng = _checked(labels, n, seed)
+    min_size = whole("min_size", min_size, 0)
     if not 0 < alpha < np.inf:
         raise ValueError(
             f"alpha = {alpha}: the Dirichlet concentration is a positive number. For equal histograms use "
@@ -212,7 +234,7 @@ def dirichlet(labels: Tensor, n: int, alpha: float, seed: int = 0, min_size: int
         if moved
         else ""
     )
-    return Partition(tuple(torch.tensor(p, dtype=torch.int64) for p in parts), torch.as_tensor(labels), note)
+    return Partition(tuple(torch.tensor(p, dtype=torch.int64) for p in parts), torch.from_numpy(y), note)
 
 
 def by_label(labels: Tensor, n: int, classes_per_worker: int, seed: int = 0) -> Partition:
@@ -249,4 +271,4 @@ def by_label(labels: Tensor, n: int, classes_per_worker: int, seed: int = 0) -> 
         shuffled = rng.permutation(np.flatnonzero(y == label))
         for worker, piece in zip(holders[c], np.array_split(shuffled, len(holders[c]))):
             parts[worker].append(piece)
-    return Partition(tuple(torch.as_tensor(np.concatenate(p)) for p in parts), torch.as_tensor(labels))
+    return Partition(tuple(torch.as_tensor(np.concatenate(p)) for p in parts), torch.from_numpy(y))

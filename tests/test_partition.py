@@ -90,7 +90,17 @@ def test_by_label_property(seed, n, classes):
     ("call", "words"),
     [
         (lambda: iid(SORTED[:3], 4), r"3 samples for n = 4 workers.*at most 3 workers"),
-        (lambda: iid(SORTED, 0), "n = 0"),
+        (lambda: iid(SORTED, 0), "n is 0"),
+        (lambda: iid(SORTED, 1.5), "n is 1.5"),
+        (lambda: iid(SORTED, 4, seed=-1), "seed is -1"),
+        (lambda: dirichlet(SORTED, 4, 0.1, seed=None), "seed is None"),
+        (lambda: dirichlet(SORTED, 4, 0.1, min_size=-1), "min_size is -1"),
+        (lambda: iid(["cat", "dog"], 2), r"type <U3.*np.unique\(labels, return_inverse=True\)"),
+        (lambda: iid(torch.nn.functional.one_hot(SORTED), 2), r"shape \(600, 10\)"),
+        (lambda: Partition((SORTED > 4, SORTED <= 4), SORTED), r"type torch.bool.*mask.nonzero"),
+        (lambda: Partition((torch.tensor([0.7]),), SORTED), "type torch.float32"),
+        (lambda: Partition((), SORTED), "among no workers"),
+        (lambda: Partition((torch.arange(60),), SORTED).matching(SORTED), "label 1 is not one of the partition's"),
         (lambda: iid(SORTED.double(), 4), "float64: a partition needs one integer"),
         (lambda: dirichlet(SORTED, 4, 0), "alpha = 0.*positive"),
         (lambda: by_label(SORTED, 4, 2), r"hold 8 labels, and there are 10.*classes_per_worker ≥ 3"),
@@ -106,6 +116,16 @@ def test_by_label_property(seed, n, classes):
 def test_errors_name_value_rule_and_remedy(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int32, "numpy", "list"])
+def test_labels_of_any_integer_type_give_the_same_partition(kind):
+    labels = {"numpy": SORTED.numpy(), "list": SORTED.tolist()}.get(kind) if isinstance(kind, str) else SORTED.to(kind)
+    p, same = dirichlet(labels, 8, 0.1, seed=0), dirichlet(SORTED, 8, 0.1, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(p, same))
+    assert torch.equal(p.counts, same.counts)
+    assert [len(part) for part in p.matching(labels)] == same.sizes.tolist()
+    assert iid(SORTED > 4, 2).counts.sum(0).tolist() == [300, 300]
 
 
 def test_the_test_set_follows_the_labels_of_the_training_set():

@@ -161,6 +161,31 @@ def test_a_partition_of_another_number_of_workers_is_refused():
         Classification(partial(models.logreg, 4, 3), data, data, lambda labels, n, seed: iid(labels, 3, seed), n=5)
 
 
+@pytest.mark.parametrize("batch", [4, None])
+def test_targets_of_any_integer_type(batch):  # cross_entropy takes int64 only, and −100 is 156 in uint8
+    x, y = torch.rand(60, 4), torch.arange(60) % 3
+
+    def task(targets):
+        return Classification(partial(models.logreg, 4, 3), (x, targets), (x, targets), iid, n=7, batch=batch)
+
+    wanted = task(y)
+    start = wanted.initial().repeat(7, 1)
+    for kind in (torch.uint8, torch.int32):
+        got = task(y.to(kind))
+        assert torch.equal(got.gradient(start, torch.arange(7), 0)[0], wanted.gradient(start, torch.arange(7), 0)[0])
+        assert torch.equal(got.evaluate(start)["loss"], wanted.evaluate(start)["loss"])
+
+
+def test_samples_without_targets_are_refused():
+    x, y = torch.rand(60, 4), torch.arange(60) % 3
+    for data, words in [
+        (((x, y[:50]), (x, y)), "train has 60 inputs and 50 targets"),
+        (((x, y), (x[:0], y[:0])), "test has 0 inputs and 0 targets"),  # an accuracy of 0/0
+    ]:
+        with pytest.raises(ValueError, match=words):
+            Classification(partial(models.logreg, 4, 3), *data, iid, n=5)
+
+
 def test_dropout_draws_depend_on_the_worker_and_the_step():
     x, y = torch.rand(60, 4), torch.arange(60) % 3
     make = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))  # noqa: E731
@@ -257,6 +282,13 @@ def test_quadratics_know_their_optimum_and_their_noise():
         Quadratic(zero, h=-1.0)
     with pytest.raises(ValueError, match="curvature = "):
         quadratic(4, curvature=(1, 2, 3))
+    for options, words in [
+        ({"n": 0}, "n is 0"),
+        ({"n": 2, "d": 1.5}, "d is 1.5"),
+        ({"n": 2, "sigma": -1.0}, "sigma = -1"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            quadratic(**options)
 
 
 def write_idx(path: Path, array: torch.Tensor, zipped: bool) -> None:

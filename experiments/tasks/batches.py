@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossip import rng
+from graphs.topology import whole
 
 BLANK = -100  # the target of padding; torch's cross_entropy ignores it
 
@@ -38,7 +39,7 @@ class Batches:
     """
 
     def __init__(self, parts: Sequence[Tensor], batch: int | None, seed: int) -> None:
-        if batch is not None and batch < 1:
+        if batch is not None and whole("batch", batch) < 1:
             raise ValueError(f"batch = {batch}: at least 1 sample a step, or null for the full batch.")
         self.batch, self.seed = batch, seed
         self._size = torch.tensor([len(p) for p in parts])

@@ -59,6 +59,12 @@ class Classification:
         dtype: str = "float32",
         device: str = "cpu",
     ) -> None:
+        for name, (inputs, targets) in (("train", train), ("test", test)):
+            if len(inputs) != len(targets) or not len(targets):
+                raise ValueError(
+                    f"{name} has {len(inputs)} inputs and {len(targets)} targets: a task needs at least one sample, and one "
+                    "target for each."
+                )
         self.n, self.scale, self.loss = n, scale, loss
         self.dtype, self.device = getattr(torch, dtype), torch.device(device)
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else seeded(seed, model)
@@ -67,6 +73,8 @@ class Classification:
         self.oracle = gossip.Oracle(module, loss)
         self._initial = self.layout.flatten(module).detach().clone()
 
+        # integers of any width index classes, and −100 is none of uint8
+        train, test = ((x, y if y.is_floating_point() else y.long()) for x, y in (train, test))
         self.inputs, self.targets = (t.to(self.device) for t in train)
         self.test_inputs, self.test_targets = (t.to(self.device) for t in test)
         if scale == 1 and self.inputs.is_floating_point():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossip import rng
+from graphs.topology import whole
 
 
 class Quadratic:
@@ -40,6 +41,8 @@ class Quadratic:
         self.h = torch.as_tensor(h, dtype=b.dtype, device=b.device).expand(self.n).contiguous()
         if not bool((self.h > 0).all()) or not bool(self.h.isfinite().all()):
             raise ValueError(f"h = {self.h.tolist()}: curvatures are positive numbers, or there is no optimum.")
+        if not 0 <= sigma < float("inf"):
+            raise ValueError(f"sigma = {sigma}: a standard deviation is finite and not negative.")
         self.optimum = (self.h @ b) / self.h.sum()
         self.start = torch.zeros_like(b[0]) if start is None else start
         self._g = torch.empty_like(b)
@@ -92,7 +95,7 @@ def quadratic(
     >>> task.h.round(decimals=3).tolist()
     [1.0, 2.0, 4.0, 8.0]
     """
-    kind = getattr(torch, dtype)
+    n, d, kind = whole("n", n, 1), whole("d", d, 1), getattr(torch, dtype)
     b = 1 + spread * rng.normal(rng.key(seed, "optima", torch.arange(n)), d)
     ends = [float(c) for c in curvature] if isinstance(curvature, Sequence) else [float(curvature)] * 2
     if len(ends) != 2 or min(ends) <= 0:
