@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from .links import Links
@@ -16,7 +17,7 @@ class Cost:
         work: seconds of a local step, see `gossip.work`.
         links: seconds of a message, see `gossip.links`.
         average: how the exact average of the baselines is carried out, a "ring" all-reduce or a parameter "server" on a
-            host of its own.
+            host of its own, as far as the worst link is.
 
     >>> import torch, gossip
     >>> cost = Cost(gossip.work.Slow(gossip.work.Constant(0.1), factor=10, workers=(0,)), Links(1e-3, 12.5e6))
@@ -32,6 +33,11 @@ class Cost:
         if self.average not in ("ring", "server"):
             raise ValueError(
                 f"average={self.average!r} is neither 'ring' (an all-reduce) nor 'server' (a parameter server)"
+            )
+        if self.average == "server" and not np.isfinite(self.links.tables[0]).all():
+            raise ValueError(
+                "average='server' with links that do not join all workers: the server is as far as the two farthest of them are "
+                "apart; give every two a link, or take average='ring' with a link from each worker to the next"
             )
 
     def compute(self, workers: Tensor, steps: Tensor) -> Tensor:

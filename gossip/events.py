@@ -5,6 +5,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,6 +132,14 @@ class EventQueue:
         modes: Callable[[int, float, str], str] = lambda round, waiting, mode: mode or "asynchronous",
     ) -> None:
         n = graph.n
+        if meet == "server":
+            pairs = [(i, 0) for i in range(1, n)]
+        else:
+            pairs = [(i, j) for i, heard in enumerate(graph.neighbours) for j in heard]
+        source, target = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        cost.links.refuse_gaps(source, target)
+        if meet != "push":
+            cost.links.refuse_gaps(target, source)
         self.graph, self.cost, self.seed, self.meet, self.modes = graph, cost, seed, meet, modes
         self.local_steps, self.geometric, self.adapt_first = local_steps, geometric, adapt_first
         self.wait, self.bound, self.size = wait, bound, size

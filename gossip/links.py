@@ -84,6 +84,16 @@ class Links:
         each = [t[source, target] if isinstance(t, np.ndarray) else np.full(len(source), t) for t in self.tables]
         return each[0], each[1]
 
+    def refuse_gaps(self, source: np.ndarray, target: np.ndarray) -> None:
+        """ValueError if messages are to go from a worker to one to which there is no link."""
+        gaps = ~np.isfinite(self.of(source, target)[0])
+        if gaps.any():
+            e = int(gaps.argmax())
+            raise ValueError(
+                f"worker {source[e]} sends to {target[e]}, to which there is no link: choose a graph along the links, or give "
+                "this one a latency"
+            )
+
     @property
     def n(self) -> int | None:
         """Workers that the tables speak of; None if one number serves all."""

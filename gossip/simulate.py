@@ -103,7 +103,7 @@ def simulate(
         clock.check(algorithm, schedule, force=force)
     if every < 1:
         raise ValueError(f"every={every} is below 1: a record is made after every so many rounds")
-    if cost is not None and not callable(getattr(cost, "compute", None)):
+    if cost is not None and not isinstance(cost, Cost):
         raise TypeError(
             f"cost={cost!r} is no gossip.Cost(…): pass one, for example gossip.Cost(gossip.work.Constant(0.01))"
         )

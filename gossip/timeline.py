@@ -160,13 +160,10 @@ class _Wires:
         order = np.lexsort((source, target))
         self.source, self.target, self.links = source[order], target[order], cost.links
         self.held = held  # so that the id by which this is cached stays taken
+        self.links.refuse_gaps(self.source, self.target)
+        if self.links.handshake:
+            self.links.refuse_gaps(self.target, self.source)
         self.latency, self.bandwidth = self.links.of(self.source, self.target)
-        if not np.isfinite(self.latency).all():
-            e = int((~np.isfinite(self.latency)).argmax())
-            raise ValueError(
-                f"W sends from worker {self.source[e]} to {self.target[e]}, between which there is no link: choose a graph "
-                "along the links, or give this one a latency"
-            )
         self.back = self.links.of(self.target, self.source)[0]
         self.receivers, self.first = np.unique(self.target, return_index=True)
         self.by_source = np.argsort(self.source, kind="stable")

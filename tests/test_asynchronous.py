@@ -417,16 +417,11 @@ def test_within_a_group_lost_weight_goes_to_the_diagonal():
 
 
 def test_a_straggler_turns_a_run_asynchronous_and_even_workers_turn_it_back():
-    class Changing:
+    def changing(workers, steps):
         """Worker 0 is ten times slower from its step 5 to its step 8."""
+        return torch.where((workers == 0) & (steps >= 5) & (steps < 8), 10.0, 1.0).double()
 
-        def compute(self, workers, steps):
-            return torch.where((workers == 0) & (steps >= 5) & (steps < 8), 10.0, 1.0).double()
-
-        def message(self, source, target, bytes):
-            return 0.0
-
-    run, _ = started(cost=Changing(), waiting=(0.2, 0.5))
+    run, _ = started(cost=gossip.Cost(changing), waiting=(0.2, 0.5))
     modes = []
     while run.queue.time < 60:
         run.advance(updates=run.queue.updates + 1)

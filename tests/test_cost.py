@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -285,11 +286,33 @@ def test_local_steps_add_up():
 def test_w_along_no_link_is_refused(tmp_path):
     (tmp_path / "links.csv").write_text("0 1 0.1 10\n")
     links = gossip.links.table(tmp_path / "links.csv", n=3)
-    with pytest.raises(ValueError, match="from worker 2 to 0"):
+    with pytest.raises(ValueError, match="worker 2 sends to 0"):
         Timeline(Cost(FREE, links), 3).round(0, graphs.metropolis(graphs.ring(3)), Sent(1.0))
     (tmp_path / "wrong.csv").write_text("0 3 0.1 10\n")
     with pytest.raises(ValueError, match="line 1"):
         gossip.links.table(tmp_path / "wrong.csv", n=3)
+
+
+def test_what_no_link_carries_is_refused_before_the_run(tmp_path):
+    """A table's gaps are infinitely far: a run that needs one of them would never end, or go on without a worker."""
+    (tmp_path / "ring.csv").write_text("".join(f"{i},{(i + 1) % 4},0.5,inf\n" for i in range(4)))
+    links = gossip.links.table(tmp_path / "ring.csv", n=4)
+    with pytest.raises(ValueError, match="average='server' with links that do not join all workers.*average='ring'"):
+        Cost(links=links, average="server")
+    x, gradient = torch.zeros(4, 1, dtype=torch.float64), lambda x, workers, steps: x
+    started = partial(gossip.Asynchronous().start, gradient=gradient, cost=Cost(links=links))
+    ring, complete = (graphs.as_schedule(graphs.metropolis(g)) for g in (graphs.ring(4), graphs.complete(4)))
+    for algorithm, schedule in ((gossip.AllReduce(), ring), (gossip.DPSGD(), complete)):
+        with pytest.raises(ValueError, match="sends to ., to which there is no link: choose a graph along the links"):
+            started(algorithm, schedule=schedule, x=x.clone())
+    run = started(gossip.DPSGD(), schedule=ring, x=x.clone())
+    run.advance(updates=8)
+    assert run.queue.time == 3.5  # a second of work and half a second there, twice, and between them back
+    with pytest.raises(ValueError, match="worker 2 sends to 0, to which there is no link"):
+        Timeline(Cost(links=links), n=4).round(0, complete(0), Sent(8.0))
+    one_way = gossip.links.table(tmp_path / "ring.csv", n=4, both_ways=False)
+    push = graphs.as_schedule(graphs.push(graphs.ring(4, directed=True)))
+    assert started(gossip.SGP(), schedule=push, x=x.clone(), cost=Cost(links=one_way)).queue.next_time == 1
 
 
 def queue(begin, bytes, nic):
