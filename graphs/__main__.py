@@ -140,7 +140,7 @@ def picture(made: dict[str, Any], path: Path) -> None:
         for k, (name, one) in enumerate(made.items()):
             graphs.plot_consensus(one, ax=ax)
             for line in ax.lines[:]:
-                if str(line.get_label()).startswith("bound"):
+                if str(line.get_label()).startswith(("bound", "below")):
                     line.remove()
             ax.lines[-1].set(label=name, color=CYCLE[k % len(CYCLE)], linestyle=("-", "--", "-.", ":")[k % 4])
         ax.legend(frameon=False)

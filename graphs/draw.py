@@ -74,7 +74,10 @@ def draw(mixing: Any, W: Any = None, *, ax: Any = None, labels: bool | None = No
         topology = mixing
     if W is None:
         W = metropolis(topology) if not topology.directed else uniform(topology)
-    weight = checked(W).to_dense()[topology.target, topology.source].numpy()
+    W = checked(W)
+    if W.shape[0] != topology.n:
+        raise ValueError(f"W mixes {W.shape[0]} workers and the topology has {topology.n}; give both the same n.")
+    weight = W.to_dense()[topology.target, topology.source].numpy()
     ax = _axes(ax, (6, 6))
     spots, n = layout(topology), topology.n
     i, j = topology.edge_index.numpy()
@@ -179,7 +182,9 @@ def plot_spectrum(W: Any, *, ax: Any = None) -> Any:
             ax.scatter(values.real, values.imag, s=18, color=colour, marker="osD^v"[k % 5], alpha=0.8, label=label)
     if flat:
         ax.axhline(0, color=GREY, linewidth=0.6)
-        ax.set(xlabel="rank of the eigenvalue / n", ylabel="eigenvalue of W", ylim=(-1.05, 1.05))
+        drawn = [*(line.get_ydata() for line in ax.lines[:-1]), (-1.0, 1.0)]
+        ends = min(map(min, drawn)) - 0.05, max(map(max, drawn)) + 0.05
+        ax.set(xlabel="rank of the eigenvalue / n", ylabel="eigenvalue of W", ylim=ends)
     else:
         turn = np.linspace(0, 2 * np.pi, 200)
         ax.plot(np.cos(turn), np.sin(turn), color=GREY, linewidth=0.8)
@@ -205,17 +210,25 @@ def plot_consensus(mixing: Any, x0: Any = None, rounds: int = 100, *, measured: 
         x0 = torch.from_numpy(np.random.RandomState(0).standard_normal((schedule.n, 16)))
     ax = _axes(ax, (6, 4.5))
     curve = predict_consensus(schedule, x0, rounds).numpy()
-    floor = max(float(curve[0]), 1e-300) * 1e-16
-    ax.semilogy(np.maximum(curve, floor), color=BLUE, linewidth=1.6, label="predicted, exact")
+    floor = 1e-16 * (float(curve[0]) or 1.0)  # zero has no place on a logarithmic axis
+    lows = [curve]
+
+    def shown(values: np.ndarray) -> np.ndarray:
+        return np.clip(values, floor, 1e250)
+
+    ax.semilogy(shown(curve), color=BLUE, linewidth=1.6, label="predicted, exact")
     if schedule.static and schedule.symmetric and schedule.doubly_stochastic:
         bound = consensus_bound(schedule(0), x0, rounds).numpy()
-        ax.semilogy(
-            np.maximum(bound, floor), "--", color=RED, linewidth=1.2, label=f"bound, gap {gap(schedule(0)):.3g}"
-        )
+        ax.semilogy(shown(bound), "--", color=RED, linewidth=1.2, label=f"bound, gap {gap(schedule(0)):.3g}")
     if measured is not None:
-        dots = np.asarray(measured, dtype=float)
+        dots = torch.as_tensor(measured, dtype=torch.float64).detach().cpu().numpy()
         step = max(1, len(dots) // 40)
-        ax.semilogy(np.arange(len(dots))[::step], dots[::step], "o", color=BLACK, markersize=3.5, label="measured")
+        lows.append(dots)
+        ax.semilogy(
+            np.arange(len(dots))[::step], shown(dots)[::step], "o", color=BLACK, markersize=3.5, label="measured"
+        )
+    if any(bool((values < floor).any()) for values in lows):
+        ax.axhline(floor, color=GREY, linewidth=0.6, linestyle=":", label=f"below {floor:.0e}, or 0")
     ax.set(xlabel="round", ylabel=r"consensus distance $\frac{1}{n}\sum_i \|x_i-\bar x\|^2$")
     ax.legend(frameon=False)
     return ax

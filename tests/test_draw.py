@@ -14,6 +14,7 @@ from matplotlib.collections import LineCollection
 matplotlib.use("Agg")
 
 from graphs import (  # noqa: E402
+    complete,
     draw,
     exponential,
     from_edges,
@@ -77,7 +78,27 @@ def test_spectrum_and_consensus_draw_what_they_say():
     ax = plot_consensus(ring(8), x0, 20, measured=[5.25, 3.0])
     assert [line.get_label().split(",")[0] for line in ax.lines] == ["predicted", "bound", "measured"]
     assert ax.lines[0].get_ydata()[0] == pytest.approx(5.25)
-    assert len(plot_consensus(one_peer_exponential(8), x0, 20).lines) == 1
+    assert len(plot_consensus(one_peer_exponential(8), x0, 2).lines) == 1
+
+
+def test_zeros_are_drawn_and_marked_on_the_logarithmic_axis():  # PLOT-02
+    for mixing, x0, measured in [
+        (complete(4), None, None),
+        (ring(4), torch.ones(4), None),
+        (ring(4), None, [1.0, 0.0]),
+    ]:
+        ax = plot_consensus(mixing, x0, 3, measured=measured)
+        ax.figure.canvas.draw()
+        assert ax.lines[-1].get_label().endswith(", or 0")
+        floor = ax.lines[-1].get_ydata()[0]
+        assert all(1e-17 < floor <= y for line in ax.lines for y in line.get_ydata())
+
+
+def test_eigenvalues_beyond_one_are_inside_the_axes_and_sizes_must_agree():
+    ax = plot_spectrum(torch.tensor([[2.0, -1.0], [-1.0, 2.0]]))
+    assert ax.get_ylim()[1] > 3
+    with pytest.raises(ValueError, match="W mixes 8 workers and the topology has 4"):
+        draw(ring(4), metropolis(ring(8)))
 
 
 def test_the_command_prints_a_sheet_and_saves_the_figure(tmp_path, capsys):
