@@ -1,7 +1,9 @@
 """A checkpoint: one table of all workers' rows and all state, so that it restores in any placement."""
 
+import contextlib
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +50,29 @@ def table(state: State, net: Network, round: int) -> dict[str, Any]:
 
 
 def write(path: str | Path, table: dict[str, Any]) -> None:
-    """Write a table; a crash while writing leaves the former file."""
+    """Write a table; a crash while writing leaves the former file.
+
+    Raises:
+        OSError: it could not be written: no space, no permission, no such place.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             torch.save(table, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's own, after a write that failed
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(
+            f"the checkpoint {path} could not be written ({cause}), and a former one is as it was: give a file on a disk with "
+            "room, in a folder that may be written to"
+        ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -68,6 +81,10 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}: a run writes one there when checkpoints are on")
     try:
+        with zipfile.ZipFile(path) as file:
+            broken = file.testzip()  # torch does not look at the checksums
+        if broken:
+            raise ValueError(f"the checksum of its part {broken} is wrong")
         table = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{path} cannot be read as a checkpoint ({error}): resume from another one") from error

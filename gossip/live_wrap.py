@@ -14,7 +14,7 @@ from graphs import Schedule
 from .algorithm import Algorithm
 from .live import Live, edges_of, pairwise, refuse_unless_averaging
 from .probe import resolved
-from .row import ModelRow
+from .row import ModelRow, refuse_copy
 from .transport import FAREWELLS, Transport
 
 
@@ -84,14 +84,14 @@ class LiveOptimizer(torch.optim.Optimizer):
         refuse_unless_averaging(algorithm)
         topology = edges_of(schedule)
         transport.settle()
-        self.row = row = ModelRow(optimizer)
+        self.row = row = ModelRow(optimizer, model)
         facts: dict[str, Any] = row.facts() | {"clock": "live", "local_steps": local_steps, "seed": seed}
+        facts |= {"broadcast": broadcast}
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
         transport.agree(facts)
         options = pairwise(resolved(algorithm, schedule, row.layout.d, row.layout))
-        floating = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
         if broadcast:
-            for tensor in (row.x, *floating):
+            for tensor in (row.x, *row.floating):
                 transport.broadcast_(tensor)
         self.z = row.x.clone()
         row.show(self.z)
@@ -184,7 +184,7 @@ class LiveOptimizer(torch.optim.Optimizer):
             )
         if batches is not None and self._model is None:
             raise ValueError("average_model(batches) re-estimates BatchNorm statistics: pass model=… to wrap")
-        buffers = [] if self._model is None else list(self._model.buffers())
+        buffers = self.row.buffers
         kept = [b.clone() for b in buffers]
         try:
             if batches is not None and self._model is not None:
@@ -207,10 +207,11 @@ class LiveOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        if state_dict["x"].shape != self.live.x.shape:
+        saved = state_dict["x"].shape if "x" in state_dict else ()
+        if saved != self.live.x.shape:
             raise ValueError(
-                f"the state dict's row has shape {tuple(state_dict['x'].shape)} and this model's {tuple(self.live.x.shape)}: "
-                "load it into the same model"
+                f"the state dict's row has shape {tuple(saved)} and this model's {tuple(self.live.x.shape)}: "
+                "load it into the same model, a plain optimizer's before wrap"
             )
         with self.live.hold() as x, self.row.in_place():
             self.inner.load_state_dict(state_dict["inner"])
@@ -219,3 +220,6 @@ class LiveOptimizer(torch.optim.Optimizer):
             self.live.known[self.live.rank] = state_dict["steps"]
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.row.refresh()
+
+    def __reduce__(self) -> Any:
+        raise refuse_copy(self)

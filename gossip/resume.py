@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from . import checkpoint
+from .network import Network
+from .transport import Transport
 from .wrap import GossipOptimizer
 
 
@@ -26,17 +28,22 @@ def save(path: str | Path, optimizer: GossipOptimizer, **extra: Any) -> None:
 
     Raises:
         TypeError: an extra that torch's safe mode could not read back.
+        ValueError: the ranks have taken different numbers of steps.
+        OSError: the file could not be written.
     """
-    transport, net = optimizer.net.transport, optimizer.net
-    assert transport is not None
-    worker = _on_cpu(optimizer.state_dict() | {"random": _random(), "extra": extra, "wire_bytes": net.meter.wire_bytes})
-    workers, error = transport.collect((worker, _unsafe(extra))), None
+    transport, net = _parts(optimizer)
+    wrong = _unsafe(extra)
+    saved = {"random": _random(), "extra": {} if wrong else extra, "wire_bytes": net.meter.wire_bytes}
+    workers, error = transport.collect((_on_cpu(optimizer.state_dict() | saved), wrong)), None
     if transport.rank == 0:
-        error = next((f"rank {rank}: {wrong}" for rank, (_, wrong) in enumerate(workers) if wrong), None)
-        error = error and TypeError(error)
+        told = next((f"rank {rank}: {wrong}" for rank, (_, wrong) in enumerate(workers) if wrong), None)
+        steps = [worker["steps"] for worker, _ in workers]
         try:
-            if not error:
-                checkpoint.write(path, _table([worker for worker, _ in workers], optimizer))
+            if told:
+                raise TypeError(told)
+            if len(set(steps)) > 1:
+                raise ValueError(f"the ranks have taken {steps} steps: call save after the same step at every rank")
+            checkpoint.write(path, _table([worker for worker, _ in workers], optimizer))
         except Exception as failure:
             error = failure
     error = transport.deal([error] * transport.size)
@@ -64,8 +71,7 @@ def load(
         ValueError: it is no checkpoint of such a run; the message lists the ranks where it does not fit. Or it was made on
             another graph, and the algorithm remembers that one; of other algorithms that is warned of.
     """
-    transport, net = optimizer.net.transport, optimizer.net
-    assert transport is not None
+    transport, net = _parts(optimizer)
     dealt: list[Any] = [None] * transport.size
     if transport.rank == 0 and not (optional and not Path(path).exists()):
         try:
@@ -77,7 +83,7 @@ def load(
         return None
     if isinstance(mine, Exception):
         raise mine
-    wrong = {rank: text for rank, text in enumerate(transport.gather(_misfit(mine, optimizer))) if text}
+    wrong = {rank: text for rank, text in enumerate(transport.gather(optimizer.misfit(mine))) if text}
     if wrong:
         told = "; ".join(f"rank {rank}: {text}" for rank, text in wrong.items())
         raise ValueError(f"{path} does not fit ({told}): load it into the same model, optimizer and algorithm")
@@ -88,6 +94,15 @@ def load(
     if mine["random"] is not None:
         _set_random(mine["random"])
     return mine["extra"]
+
+
+def _parts(optimizer: GossipOptimizer) -> tuple[Transport, Network]:
+    if not isinstance(optimizer, GossipOptimizer):
+        raise TypeError(
+            f"got a {type(optimizer).__name__}, and a run is saved and loaded by what gossip.wrap returned for lockstep rounds: "
+            "of a live or a plain optimizer save the state_dict()"
+        )
+    return cast(Transport, optimizer.net.transport), optimizer.net
 
 
 def _table(workers: list[dict[str, Any]], optimizer: GossipOptimizer) -> dict[str, Any]:
@@ -157,22 +172,6 @@ def _average(workers: list[dict[str, Any]]) -> dict[str, Any]:
     return {**first, "inner": inner, "buffers": buffers, "in_flight": None, "random": None}
 
 
-def _misfit(mine: dict[str, Any], optimizer: GossipOptimizer) -> str:
-    """Why this rank cannot load its part, or nothing."""
-    own = optimizer.state_dict()
-    leaves = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in own["gossip"].items()}
-    saved = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in mine["gossip"].items()}
-    for name in leaves | saved:
-        if leaves.get(name) != saved.get(name):
-            return f"{name} is {saved.get(name, 'missing')} in the file and {leaves.get(name, 'missing')} here"
-    groups = [[len(group["params"]) for group in s["inner"]["param_groups"]] for s in (mine, own)]
-    if groups[0] != groups[1]:
-        return f"parameter groups of {groups[0]} parameters in the file and {groups[1]} here"
-    if [b.shape for b in mine["buffers"]] != [b.shape for b in own["buffers"]]:
-        return "the model has other buffers here, or model=… was given to wrap in one of the two"
-    return ""
-
-
 def _random() -> dict[str, Any]:
     name, keys, *rest = cast(tuple, numpy.random.get_state())  # noqa: NPY002  the one that transforms draw from
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
@@ -210,7 +209,8 @@ def _unsafe(extra: dict[str, Any]) -> str:
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        own = value.detach().cpu()  # a parameter is a view of the whole row, all of which would travel with it
+        return own.clone() if own.untyped_storage().nbytes() > own.nbytes else own
     if isinstance(value, dict):
         return {k: _on_cpu(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

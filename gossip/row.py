@@ -2,15 +2,18 @@
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .layout import Layout
 from .optimizer import refuse_unless_row_wise
+
+_WRAPPED: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 
 class ModelRow:
@@ -23,6 +26,8 @@ class ModelRow:
 
     Args:
         optimizer: the user's, over this worker's parameters; frozen ones (`requires_grad=False`) have no part in the row.
+        model: whose parameters' names and whose buffers all workers must agree on; an optimizer that was given
+            `named_parameters()` knows the names itself.
 
     Attributes:
         x: the row (1, d), from which an algorithm starts.
@@ -38,9 +43,12 @@ class ModelRow:
     (True, True)
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None) -> None:
+        self.optimizer, self.model = optimizer, model
         self.every = [p for group in optimizer.param_groups for p in group["params"]]
+        self.names = _names(optimizer, model)
+        _refuse_what_is_no_row(optimizer, self.every, self.names)
+        self._stepping = False
         self.trained = [p.requires_grad for p in self.every]
         self.params = [p for p in self.every if p.requires_grad]
         dtype = torch.float32
@@ -54,12 +62,6 @@ class ModelRow:
         self.masters = [torch.nn.Parameter(view) for view in self.layout.views(self.x[0]).values()]
         self._stands_for = dict(zip(self.params, self.masters))
         self._of_masters = self.x.data_ptr()
-        for p, master in self._stands_for.items():
-            if p in optimizer.state:  # it has stepped before
-                optimizer.state[master] = {
-                    k: _local(v).to(dtype) if isinstance(v, Tensor) and v.shape == p.shape else v
-                    for k, v in optimizer.state.pop(p).items()
-                }
         self.copies: list[tuple[Tensor, Tensor]] = []  # (parameter's storage, its view of the row)
         self._apart: list[Tensor] = []
         self._versions: list[int] = []
@@ -76,7 +78,15 @@ class ModelRow:
         return list(self.layout.views(self.g[0]).values())
 
     def show(self, z: Tensor) -> None:
-        """The model's parameters become those of the row z (1, d) from now on."""
+        """The model's parameters become those of the row z (1, d) from now on, and the optimizer is the row's."""
+        _WRAPPED.add(self.optimizer)
+        self.optimizer.register_step_pre_hook(self._refuse_outside)
+        for p, master in self._stands_for.items():
+            if p in self.optimizer.state:  # it has stepped before
+                self.optimizer.state[master] = {
+                    k: _local(v).to(self.x.dtype) if isinstance(v, Tensor) and v.shape == p.shape else v
+                    for k, v in self.optimizer.state.pop(p).items()
+                }
         self.copies = []
         for p, view in zip(self.params, self.layout.views(z[0]).values()):
             if p.dtype == view.dtype and not _sharded(p):
@@ -144,17 +154,44 @@ class ModelRow:
     def in_place(self) -> Iterator[None]:
         """Inside, the optimizer's groups hold the masters in place of the parameters."""
         own = [group["params"] for group in self.optimizer.param_groups]
+        self._stepping = True
         for group in self.optimizer.param_groups:
             group["params"] = [self._stands_for.get(p, p) for p in group["params"]]
         try:
             yield
         finally:
+            self._stepping = False
             for group, params in zip(self.optimizer.param_groups, own):
                 group["params"] = params
 
+    def _refuse_outside(self, *_: Any) -> None:
+        if not self._stepping:
+            raise RuntimeError(
+                f"step() of the {type(self.optimizer).__name__} that was wrapped, which would exchange nothing and remember "
+                "nothing: call step() of what gossip.wrap returned, and give that one to GradScaler too"
+            )
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The model's buffers; of one that is expanded the memory that it shows."""
+        every = [] if self.model is None else list(self.model.buffers())
+        return [b[tuple(slice(1 if s == 0 else None) for s in b.stride())] if 0 in b.stride() else b for b in every]
+
+    @property
+    def floating(self) -> list[Tensor]:
+        """Those of the buffers that can be averaged."""
+        return [b for b in self.buffers if b.is_floating_point()]
+
     def facts(self) -> dict[str, str]:
-        """What all workers must agree on, by parameter."""
-        said = {f"parameter {i}": f"{tuple(_local(p).shape)} {p.dtype}" for i, p in enumerate(self.every)}
+        """What all workers must agree on, by parameter and buffer."""
+        said = {"model=": "not given" if self.model is None else "given"}
+        said |= {
+            f"parameter {i}": f"{name} {tuple(_local(p).shape)} {p.dtype}".lstrip()
+            for i, (name, p) in enumerate(zip(self.names, self.every))
+        }
+        said |= {
+            f"floating buffer {i} of the model": f"{tuple(b.shape)} {b.dtype}" for i, b in enumerate(self.floating)
+        }
         order = iter(self.layout.strides)
         for i, p in enumerate(self.every):
             if not p.requires_grad:
@@ -187,6 +224,14 @@ class ModelRow:
         return None
 
 
+def refuse_copy(optimizer: Any) -> TypeError:
+    """What copying or pickling a wrapped optimizer raises."""
+    return TypeError(
+        f"a {type(optimizer).__name__} cannot be copied or pickled, since it is connected to other processes: save its "
+        "state_dict(), or the whole run by gossip.save"
+    )
+
+
 def _sharded(p: Tensor) -> bool:
     return hasattr(p, "to_local")
 
@@ -194,6 +239,39 @@ def _sharded(p: Tensor) -> bool:
 def _local(p: Any) -> Tensor:
     """A sharded tensor's own shard; any other tensor as it is."""
     return p.to_local() if _sharded(p) else p
+
+
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[str]:
+    """The parameters' names as far as the optimizer or the model knows them, else empty."""
+    known = {} if model is None else {p: name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        known |= dict(zip(group["params"], group.get("param_names", ())))
+    return [known.get(p, "") for group in optimizer.param_groups for p in group["params"]]
+
+
+def _refuse_what_is_no_row(optimizer: torch.optim.Optimizer, params: list[Tensor], names: list[str]) -> None:
+    """A row is stepped by one optimizer and holds real numbers, each of one parameter."""
+    if optimizer in _WRAPPED:
+        raise ValueError(
+            f"this {type(optimizer).__name__} was wrapped before, and its state belongs to that row: build a new optimizer "
+            "over the parameters and wrap that one"
+        )
+    places: dict[int, str] = {}
+    for i, (p, name) in enumerate(zip(params, names)):
+        what = f"parameter {i}{f', {name},' if name else ''}"
+        if nn.parameter.is_lazy(p):
+            raise ValueError(f"{what} is lazy and has no shape yet: run one batch through the model, then wrap")
+        if p.is_complex() and p.requires_grad:
+            raise ValueError(
+                f"{what} of shape {tuple(p.shape)} is {p.dtype}, and rows hold real numbers: keep its real view, "
+                "nn.Parameter(torch.view_as_real(p)), and use torch.view_as_complex of it in forward"
+            )
+        other = places.setdefault(_local(p).data_ptr(), what)
+        if p.requires_grad and p.numel() and other != what:
+            raise ValueError(
+                f"{what} lies in the same memory as {other}, and each would get a place of its own: tie them by using "
+                "one nn.Parameter in both modules"
+            )
 
 
 def _refuse_unless_element_wise(optimizer: torch.optim.Optimizer, like: Tensor) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
+from urllib.parse import urlparse
 
 import torch.distributed as dist
 from torch import Tensor
@@ -66,8 +67,14 @@ class Transport:
                 "torch.distributed is not initialised: call gossip.connect() first, or start the script with "
                 "`torchrun --nproc-per-node N script.py`"
             )
+        _refuse_timeout(timeout)
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the process group that was given: call wrap or Transport at its members only, "
+                "or give each rank the group that it is in, as DeviceMesh.get_group does"
+            )
         self.timeout = timeout
         self.messages, self.bytes, self.waited, self.exchanging = 0, 0, 0.0, 0.0
         self.spans: list[tuple[str, float, float, int]] | None = None
@@ -189,15 +196,17 @@ class Transport:
 
     def sum_(self, x: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
+        dense = x.contiguous()  # gloo takes the memory of others as it lies, gaps included
         with self._collective("all-reduce a sum"):
-            dist.all_reduce(x, group=self._collectives)
-        return x
+            dist.all_reduce(dense, group=self._collectives)
+        return x if dense is x else x.copy_(dense)
 
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite a tensor by that of rank `source`, in place."""
+        dense = x.contiguous()
         with self._collective(f"broadcast from rank {source}"):
-            dist.broadcast(x, group=self._collectives, group_src=source)
-        return x
+            dist.broadcast(dense, group=self._collectives, group_src=source)
+        return x if dense is x else x.copy_(dense)
 
     def gather(self, item: Any) -> list[Any]:
         """One picklable object from each rank, in rank order, at every rank."""
@@ -260,15 +269,16 @@ class Transport:
         """A peer that is gone is told from one that is slow, by how long it took to find out."""
         late = time.perf_counter() - begun > 0.9 * self.timeout
         chain = self._board.chain(leg.peer) if late else ""
+        when = f"in round {round}" if round >= 0 else "before the first round"
         self._waiting[0] = None
         if late:
             return PeerError(
-                f"rank {self.rank} could not {leg} in round {round}: no answer within {self.timeout:g} s; {leg.of} is stuck "
+                f"rank {self.rank} could not {leg} {when}: no answer within {self.timeout:g} s; {leg.of} is stuck "
                 f"or slower than the bound{f' ({chain})' if chain else ''}: look at its log, or raise the timeout. {error}"
             )
         closed = "connection closed" if _CLOSED.search(str(error)) else "the exchange failed"
         return PeerError(
-            f"rank {self.rank} lost {leg.of} in round {round} ({closed}) and could not {leg}: that process ended or gave up; "
+            f"rank {self.rank} lost {leg.of} {when} ({closed}) and could not {leg}: that process ended or gave up; "
             f"look at its log first. {error}"
         )
 
@@ -308,13 +318,16 @@ def connect(
     GLOO_SOCKET_IFNAME names another. Processes on one machine may instead meet in a file: `store="file:///…"`,
     with `rank` and `size`; no port is opened for the rendezvous then. An initialised process group is used as it is.
     """
+    _refuse_timeout(timeout)
     if not dist.is_initialized():
+        if rank is not None and size is not None and not 0 <= rank < size:
+            raise ValueError(f"rank={rank} of size={size}: ranks count from 0 to {size - 1}, each once")
         if store is None and "RANK" not in os.environ:
             raise RuntimeError(
                 "no process group: RANK is not set and no store was given; start the script with "
                 "`torchrun --nproc-per-node N script.py`, or pass rank, size and store='file:///path'"
             )
-        host = "localhost" if store is not None else os.environ.get("MASTER_ADDR", "")
+        host = os.environ.get("MASTER_ADDR", "") if store is None else urlparse(store).hostname or "localhost"
         if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := interface(host)):
             # gloo binds where the host's own name resolves, which need not be where the others are, nor exist.
             os.environ["GLOO_SOCKET_IFNAME"] = found
@@ -326,14 +339,29 @@ def connect(
                 world_size=-1 if size is None else size,
                 timeout=datetime.timedelta(seconds=timeout),
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
+            own, all = os.environ.get("RANK", rank), os.environ.get("WORLD_SIZE", size)
+            if "already in use" in str(error):
+                remedy = (
+                    f"another run listens at port {os.environ.get('MASTER_PORT')}: give torchrun --standalone, or another "
+                    "--master-port"
+                )
+            else:
+                remedy = (
+                    f"start all {all} processes within {timeout:g} s, each with a rank of its own; on several hosts set "
+                    "GLOO_SOCKET_IFNAME to the interface that reaches the others (`ip route get ADDRESS` names it), and let no "
+                    "firewall stop the ports above 1024 between them"
+                )
             raise RuntimeError(
-                f"rank {os.environ.get('RANK', rank)} could not meet the others at {host or store} by the network interface "
-                f"{os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: set GLOO_SOCKET_IFNAME on every host to the "
-                "interface that reaches the others (`ip route get ADDRESS` names it), and let no firewall stop the ports "
-                f"above 1024 between them. {error}"
+                f"rank {own} of {all} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "
+                f"network interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: {remedy}. {error}"
             ) from error
     return Transport(group, timeout)
+
+
+def _refuse_timeout(timeout: float) -> None:
+    if not isinstance(timeout, int | float) or not 0 < timeout < 1e9:
+        raise ValueError(f"timeout={timeout!r} bounds every wait: give a positive number of seconds, such as 300")
 
 
 def interface(host: str) -> str | None:
@@ -372,7 +400,8 @@ def disconnect() -> None:
             dist.barrier()
         except RuntimeError as error:
             raise PeerError(
-                f"rank {dist.get_rank()} ended its work and another rank was gone by then. {error}"
+                f"rank {dist.get_rank()} ended its work, and another rank was gone by then or did not come: every rank must take "
+                f"equally many steps, or loop inside optimizer.join(), and call disconnect. {error}"
             ) from error
         dist.destroy_process_group()
 

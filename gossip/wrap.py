@@ -23,7 +23,7 @@ from .network import Network
 from .placement import Placement
 from .plan import verify
 from .probe import resolved
-from .row import ModelRow
+from .row import ModelRow, refuse_copy
 from .transport import TIMEOUT, Transport, connect
 
 
@@ -62,10 +62,12 @@ def wrap(
             the exchange of the last layers starts while backward works on the first. Computes the same. For DPSGD, without
             overlap or local steps. Takes one backward pass per step, and gradients must not be changed after it (clipping,
             GradScaler).
-        model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about.
+        model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about, and whose parameters' names the
+            ranks compare; an optimizer that was given `named_parameters()` knows these itself.
         buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange, of running
             variances the second moment, so that they come to hold what the workers' means differ by. Counters are local.
-        transport: the processes; made from `process_group` if None.
+        transport: the processes; made from `process_group` if None, with connections and threads of its own, which last until
+            `disconnect`: to many wraps in one process give one.
         process_group: some of the ranks (all if None), for example the outer dimension of a `DeviceMesh` whose inner one
             holds a model under DDP or FSDP2: each shard gossips with its counterparts.
         timeout: bound of every wait, in seconds.
@@ -95,7 +97,7 @@ def wrap(
     (50, True)
     >>> gossip.disconnect()
     """
-    _refuse_kinds(optimizer, algorithm)
+    _refuse_kinds(optimizer, algorithm, model)
     if buffers not in ("local", "mix"):
         raise ValueError(f'buffers={buffers!r} is not "local" (each worker keeps its own) or "mix" (mixed by W)')
     if buffers == "mix" and model is None:
@@ -166,15 +168,17 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.algorithm, self.local_steps, self.overlap = algorithm, local_steps, overlap
         self.steps = self.skipped = 0
         self._model, self._in_flight, self._exchanges, self._joining = model, False, True, False
+        self._averaged = False
 
         transport.settle()  # a former optimizer may have left its last exchange in flight
-        self.row = row = ModelRow(optimizer)
+        self.row = row = ModelRow(optimizer, model)
         facts: dict[str, Any] = row.facts()
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
         facts |= {
             "overlap": overlap,
             "buckets": buckets,
             "buffers mixed": mix_buffers,
+            "broadcast": broadcast,
             "seed": seed,
             "schedule": schedule.digest,
         }
@@ -185,7 +189,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.net = Network(schedule, placement, transport, seed)
         self.net.background = overlap
 
-        buffers = [] if model is None else [b for b in model.buffers() if b.is_floating_point()]
+        buffers = row.floating
         if broadcast:
             for tensor in (row.x, *buffers):
                 transport.broadcast_(tensor)
@@ -204,6 +208,7 @@ class GossipOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """The local step; then, after every `local_steps` of them, the exchange."""
+        self._refuse_averaged("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -345,12 +350,14 @@ class GossipOptimizer(torch.optim.Optimizer):
                 `torch.optim.swa_utils.update_bn` does; the workers' own statistics say little about it. Take the same one
                 at every rank.
         """
+        self._refuse_averaged("another average_model()")
         x = self.algorithm.params(self.gossip)
         own = x.clone()
-        buffers = [] if self._model is None else list(self._model.buffers())
+        buffers = self.row.buffers
         kept = [b.clone() for b in buffers]
         x.copy_(self.net.mean(x))
         self.row.refresh()
+        self._averaged = True
         try:
             if batches is not None:
                 if self._model is None:
@@ -364,11 +371,18 @@ class GossipOptimizer(torch.optim.Optimizer):
                 torch.optim.swa_utils.update_bn(itertools.chain([first], stream), self._model)
             yield
         finally:
+            self._averaged = False
             with torch.no_grad():
                 x.copy_(own)
                 for b, before in zip(buffers, kept):
                     b.copy_(before)
             self.row.refresh()
+
+    def _refuse_averaged(self, what: str) -> None:
+        if self._averaged:
+            raise RuntimeError(
+                f"{what} inside average_model(), where the worker's own model is laid aside: leave the block first"
+            )
 
     def consensus_distance(self) -> float:
         """(1/n) Σ_i ‖x_i − x̄‖² over all workers; every rank must call it. Of sharded models: of this shard, so sum them."""
@@ -428,6 +442,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
         Tensors and plain Python types only, loadable with `weights_only`. Each rank saves its own.
         """
+        self._refuse_averaged("state_dict()")
         with self.row.in_place():
             inner = self.inner.state_dict()
         return {
@@ -436,31 +451,27 @@ class GossipOptimizer(torch.optim.Optimizer):
             "steps": self.steps,
             "skipped": self.skipped,
             "in_flight": [part.clone() for part in self.net.in_flight] if self._in_flight else None,
-            "buffers": [] if self._model is None else [b.clone() for b in self._model.buffers()],
+            "buffers": [b.clone() for b in self.row.buffers],
             "meter": self.net.meter.state_dict(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned at this rank; the model's parameters are restored as well."""
-        own = tree.leaves(self.gossip._replace(opt=None))
-        saved = state_dict["gossip"]
-        differs = [k for k in own | saved if k not in own or k not in saved or own[k].shape != saved[k].shape]
-        if differs:
-            raise ValueError(
-                f"the state dict's rows differ in {', '.join(differs)} from what {type(self.algorithm).__name__} needs "
-                "here: load it into the same algorithm and model"
-            )
+        self._refuse_averaged("load_state_dict()")
+        wrong = self.misfit(state_dict)
+        if wrong:
+            raise ValueError(f"the state dict does not fit: {wrong}; load it into the same algorithm and model")
         self.finish()
-        for name, leaf in own.items():
-            leaf.copy_(saved[name])
+        for name, leaf in tree.leaves(self.gossip._replace(opt=None)).items():
+            leaf.copy_(state_dict["gossip"][name])
         with self.row.in_place():
             self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.steps, self.skipped = state_dict["steps"], state_dict["skipped"]
         if self._buckets is not None:
             self._buckets.begin(self.rounds)
-        for buffer, saved in zip([] if self._model is None else self._model.buffers(), state_dict["buffers"]):
+        for buffer, saved in zip(self.row.buffers, state_dict["buffers"]):
             buffer.copy_(saved)
         self.algorithm.params(self.gossip)
         self.row.refresh()
@@ -534,7 +545,7 @@ def _refuse_buckets(
         )
 
 
-def _refuse_kinds(optimizer: Any, algorithm: Any) -> None:
+def _refuse_kinds(optimizer: Any, algorithm: Any, model: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, GossipOptimizer | LiveOptimizer):
         raise TypeError(
             f"wrap got a {type(optimizer).__name__}, and takes a torch optimizer that is not wrapped yet: "
@@ -562,3 +573,5 @@ def _refuse_clock(clock: str, reweight: bool, together: bool) -> None:
             'clock="live" with overlap, buckets or mixed buffers: its exchanges always overlap, and buffers are local; '
             "leave them out"
         )
+    if not isinstance(model, nn.Module | None):
+        raise TypeError(f"wrap got model={model!r}: pass the module whose buffers are meant, or None")

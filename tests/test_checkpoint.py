@@ -2,6 +2,8 @@
 
 import functools
 import os
+import resource
+import signal
 
 import pytest
 import torch
@@ -144,6 +146,36 @@ def test_a_crash_while_writing_leaves_the_former_file(tmp_path, monkeypatch):
     assert replaced == [True], "the old file stands until the new one is on disk"
     assert checkpoint.read(path)["round"] == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.pt"]
+
+
+def test_a_full_disk_is_told_and_leaves_the_former_file(tmp_path):
+    path, wide = tmp_path / "c.pt", {"version": checkpoint.VERSION, "x": torch.ones(100_000)}
+    checkpoint.write(path, wide)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint .*c\.pt could not be written \(.*File too large.*as it was"):
+            checkpoint.write(path, wide)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert torch.equal(checkpoint.read(path)["x"], wide["x"])
+    with pytest.raises(OSError, match=r"could not be written \(.*in a folder that may be written to"):
+        checkpoint.write(path / "below" / "d.pt", wide)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_bit_that_flipped_is_noticed(tmp_path):
+    path = tmp_path / "é ☃" / "c.pt"
+    checkpoint.write(path, {"version": checkpoint.VERSION, "x": torch.ones(1000)})
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.ones(1000).numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"c\.pt cannot be read as a checkpoint \(the checksum of its part .* is wrong"
+    ):
+        checkpoint.read(path)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------------

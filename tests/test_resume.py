@@ -141,7 +141,7 @@ def _refusals(rank, transport, folder):
     wider = gossip.wrap(MOMENTUM(nn.Linear(3, 4).parameters()), CASES["choco"][0], ring(), transport=transport)
     _told(
         ValueError,
-        r"x is \(\(1, 34\), torch.float64\) in the file and \(\(1, 16\), torch.float32\)",
+        r"x is \(\(1, 34\), torch.float64\) as saved and \(\(1, 16\), torch.float32\)",
         gossip.load,
         path,
         wider,
@@ -153,6 +153,13 @@ def _refusals(rank, transport, folder):
         del model.norm.odd
 
     written = path.read_bytes() if rank == 0 else None
+    _told(TypeError, r"got a SGD.*save the state_dict\(\)", gossip.save, path, optimizer.inner)
+    _told(TypeError, r"got a SGD.*save the state_dict\(\)", gossip.load, path, optimizer.inner)
+    made = (lambda: 0) if rank == 1 else None  # not even to be sent
+    _told(TypeError, "rank 1: made is of type function", gossip.save, path, optimizer, made=made)
+    optimizer.steps += rank == 1
+    _told(ValueError, r"the ranks have taken \[0, 1, 0, 0\] steps", gossip.save, path, optimizer)
+    optimizer.steps -= rank == 1
     extra = numpy.float64(1) if rank == 1 else 1.0
     _told(TypeError, "rank 1: loss is of type float64.*item", gossip.save, path, optimizer, loss=extra)
     if rank == 0:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -344,6 +345,14 @@ def collective(rank, size, store):
     transport = gossip.connect(rank, size, store)
     x = torch.tensor([float(rank)])
     y = torch.tensor([float(rank)])
+    strided = [t.t() for t in torch.arange(8.0).add(10 * rank).view(2, 2, 2)[:, :, 1:]] + [
+        torch.arange(6.0).add(10 * rank).view(2, 3).t()
+    ]
+    for t in strided:  # gloo would take their memory as it lies
+        transport.broadcast_(t, 1)
+    assert [t.tolist() for t in strided] == [[[11, 13]], [[15, 17]], [[10, 13], [11, 14], [12, 15]]]
+    gap = torch.arange(4.0)[::2]
+    assert transport.sum_(gap).tolist() == [0, 6]
     result = float(transport.sum_(x)), float(transport.broadcast_(y, 1)), transport.gather((rank, "a" * rank))
     again = gossip.connect(rank, size, store)  # an initialised group is used as it is
     result += (again.rank, again.size)
@@ -364,6 +373,8 @@ def partial(rank, size, store):
     gossip.connect(rank, size, store)
     group = dist.new_group([1, 2])
     if rank == 0:
+        with pytest.raises(ValueError, match="rank 0 is not in the process group"):
+            gossip.Transport(group)
         gossip.disconnect()
         return None
     transport = gossip.Transport(group)
@@ -389,6 +400,31 @@ def test_without_a_process_group_the_remedy_is_named(monkeypatch):
         gossip.Transport()
     gossip.disconnect()
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, None, "5", float("nan"), float("inf")])
+def test_a_bound_of_waits_is_a_positive_number(timeout, tmp_path):
+    with pytest.raises(ValueError, match=r"timeout=.* bounds every wait: give a positive number of seconds"):
+        gossip.connect(0, 1, f"file://{tmp_path / 'store'}", timeout=timeout)
+
+
+def test_processes_that_do_not_meet_are_told_why(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"rank=2 of size=2: ranks count from 0 to 1"):
+        gossip.connect(2, 2, f"file://{tmp_path / 'store'}")
+    with pytest.raises(
+        RuntimeError, match=r"rank 0 of 2 could not meet the others at file://.*start all 2 processes within 1 s"
+    ):
+        gossip.connect(0, 2, f"file://{tmp_path / 'store'}", timeout=1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RuntimeError, match=r"at MASTER_ADDR, which is not set, "):
+        gossip.connect()
+    with socket.create_server(("localhost", 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(RuntimeError, match=r"another run listens at port \d+: give torchrun --standalone"):
+            gossip.connect(timeout=2)
 
 
 def early(rank, size, store):

@@ -830,6 +830,7 @@ def alone(tmp_path):
 
 ONE = graphs.static(torch.ones(1, 1, dtype=torch.float64))
 
+SHARED = torch.ones(3)
 
 class Centred(nn.Module):
     """Its buffer is another tensor after every call, as DINO's center is."""
@@ -927,6 +928,126 @@ def test_a_model_loaded_after_wrap_is_noticed_where_it_would_be_lost(alone, dtyp
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (
+            [nn.Parameter(torch.ones(2, dtype=torch.complex64))],
+            r"parameter 0 of shape \(2,\) is torch.complex64.*view_as_real",
+        ),
+        ([("w", nn.LazyLinear(2).weight)], r"parameter 0, w, is lazy.*run one batch"),
+        (
+            [nn.Parameter(SHARED), nn.Parameter(SHARED)],
+            r"parameter 1 lies in the same memory as parameter 0.*one nn.Parameter",
+        ),
+    ],
+    ids=["complex", "lazy", "tied by data"],
+)
+def test_parameters_that_cannot_be_a_row(alone, params, told):
+    with pytest.raises(ValueError, match=told):
+        gossip.wrap(sgd(params), gossip.DPSGD(), ONE, transport=alone)
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_numbers_without_axes_and_parameters_without_numbers(alone, buckets):
+    for algorithm in (
+        (gossip.DPSGD(),)
+        if buckets > 1
+        else (
+            gossip.SGP(),
+            gossip.Choco(compressor=gossip.PerLayer(gossip.LowRank(1)), gamma=0.1),
+        )
+    ):
+        params = [nn.Parameter(torch.full(shape, 2.0)) for shape in ((), (0, 4), (3, 2))]
+        fixed = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+        options = {"transport": alone, "buckets": buckets}
+        optimizer = gossip.wrap(sgd([*params, fixed]), algorithm, ONE, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum(p.square().sum() for p in params).backward()
+            optimizer.step()
+        assert [p.shape for p in params] == [(), (0, 4), (3, 2)]
+        for p in params:
+            torch.testing.assert_close(p.detach(), torch.full_like(p, 2 * 0.8**2))
+
+
+def test_a_wrapped_optimizer_is_stepped_copied_and_wrapped_by_nobody_else(alone):
+    model = Net()
+    inner = sgd(model.parameters(), momentum=0.9)
+    optimizer = gossip.wrap(inner, gossip.DPSGD(), ONE, transport=alone)
+    plain(model, optimizer, 0, 0)
+    with pytest.raises(RuntimeError, match=r"step\(\) of the SGD that was wrapped.*what gossip.wrap returned"):
+        inner.step()
+    with pytest.raises(ValueError, match="this SGD was wrapped before.*build a new optimizer"):
+        gossip.wrap(inner, gossip.DPSGD(), ONE, transport=alone)
+    for copied in (copy.deepcopy, partial(torch.save, f=io.BytesIO())):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled.*state_dict\(\)"):
+            copied(optimizer)
+    plain(model, optimizer, 0, 1)
+
+
+def test_nothing_is_trained_or_saved_inside_average_model(alone):
+    model = Net()
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone)
+    for forbidden in (
+        optimizer.step,
+        optimizer.state_dict,
+        lambda: optimizer.load_state_dict({}),
+        lambda: optimizer.average_model().__enter__(),
+    ):
+        with (
+            pytest.raises(RuntimeError, match=r"inside average_model\(\).*leave the block first"),
+            optimizer.average_model(),
+        ):
+            forbidden()
+    plain(model, optimizer, 0, 0)
+
+
+def test_state_dicts_of_other_things_are_refused_and_change_nothing(alone):
+    def norm(stats):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=stats))
+        return gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone, model=model)
+
+    optimizer, other = norm(True), norm(False)
+    before = optimizer.row.x.clone()
+    two = gossip.wrap(
+        sgd([{"params": [p]} for p in norm(True)._model.parameters()]), gossip.DPSGD(), ONE, transport=alone, model=None
+    )
+    for saved, told in (
+        (sgd(Net().parameters()).state_dict(), "state, param_groups and no gossip state.*loaded before wrap"),
+        (other.state_dict() | {"gossip": {"x": before + 1}}, "the model has other buffers here"),
+        (two.state_dict(), r"parameter groups of \[1, 1, 1, 1\] parameters as saved and \[4\] here"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            optimizer.load_state_dict(saved)
+    assert torch.equal(optimizer.row.x, before)
+
+
+def test_a_model_beside_the_run_is_saved_once(alone, tmp_path):
+    """Its parameters are views of one row, which must not travel with each of them."""
+    model = nn.Sequential(*(nn.Linear(50, 50) for _ in range(10)))
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone)
+    gossip.save(tmp_path / "a.pt", optimizer)
+    gossip.save(tmp_path / "b.pt", optimizer, model=model.state_dict())
+    without, beside = ((tmp_path / name).stat().st_size for name in ("a.pt", "b.pt"))
+    assert beside - without == pytest.approx(4 * optimizer.row.layout.d, rel=0.1)
+
+
+def test_expanded_and_transposed_buffers_are_kept(alone):
+    model = Net()
+    model.register_buffer("mask", torch.ones(1).expand(3))
+    model.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+    optimizer = gossip.wrap(sgd(model.parameters()), gossip.DPSGD(), ONE, transport=alone, model=model)
+    saved = optimizer.state_dict()
+    with optimizer.average_model():
+        model.mask.data[0], model.turned[0, 1] = 5, 7
+    assert model.mask.tolist() == [1, 1, 1]
+    assert model.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+    model.turned.zero_()
+    optimizer.load_state_dict(saved)
+    assert model.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
 
 WIDE = 6 * 2**20  # 24 MiB a row
 HELD = {  # rows beyond the model, its gradients and the optimizer's buffers

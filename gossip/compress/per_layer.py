@@ -65,7 +65,7 @@ class PerLayer:
         found = []
         for shape in shapes:
             size = math.prod(shape)
-            if size < self.below or matrices and self.shapes and len(shape) < 2:
+            if not size or size < self.below or matrices and self.shapes and len(shape) < 2:
                 found.append((self.small, size))
             elif matrices and len(shape) >= 2:
                 found.append((replace(self.compressor, shape=(shape[0], size // shape[0])), size))
