@@ -481,6 +481,33 @@ class GossipOptimizer(torch.optim.Optimizer):
             self._leave_in_flight()
         self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)  # last: it has the message in flight already
 
+    def misfit(self, state_dict: dict[str, Any]) -> str:
+        """Why `load_state_dict` would refuse this one, or nothing."""
+        if "gossip" not in state_dict:
+            return (
+                f"it holds {', '.join(map(str, state_dict)) or 'nothing'} and no gossip state, so it is not of an optimizer that "
+                "was wrapped (a plain optimizer's is loaded before wrap)"
+            )
+        here, saved = (
+            {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
+            for leaves in (tree.leaves(self.gossip._replace(opt=None)), state_dict["gossip"])
+        )
+        for name in here | saved:
+            if here.get(name) != saved.get(name):
+                return f"{name} is {saved.get(name, 'missing')} as saved and {here.get(name, 'missing')} here"
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (state_dict["inner"]["param_groups"], self.inner.param_groups)
+        ]
+        if sizes[0] != sizes[1]:
+            return f"parameter groups of {sizes[0]} parameters as saved and {sizes[1]} here"
+        if [b.shape for b in state_dict["buffers"]] != [b.shape for b in self.row.buffers]:
+            return "the model has other buffers here, or model=… was given to wrap in one of the two"
+        return ""
+
+    def __reduce__(self) -> Any:
+        raise refuse_copy(self)
+
     def _message(self, parts: list[Tensor]) -> tuple[Any, ...]:
         """Saved parts as what `net.send` takes: tensors, or the payload that the algorithm's compressor makes."""
         compressor = getattr(self.algorithm, "compressor", None)
