@@ -516,6 +516,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         return (compressor(torch.zeros_like(self.row.x), self.net.keys()).like(tuple(parts)),)
 
 
+
 class _Buffers:
     """A module's floating buffers as a row to be mixed; running variances travel as second moments."""
 
@@ -584,6 +585,8 @@ def _refuse_kinds(optimizer: Any, algorithm: Any, model: Any) -> None:
             f"{type(optimizer).__name__} evaluates the loss several times in a step, and an exchange needs one gradient per "
             "step: use an optimizer whose step works without a closure, such as SGD or Adam"
         )
+    if not isinstance(model, nn.Module | None):
+        raise TypeError(f"wrap got model={model!r}: pass the module whose buffers are meant, or None")
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"wrap got {algorithm!r} for an algorithm: pass an instance, such as gossip.DPSGD()")
 
@@ -600,5 +603,3 @@ def _refuse_clock(clock: str, reweight: bool, together: bool) -> None:
             'clock="live" with overlap, buckets or mixed buffers: its exchanges always overlap, and buffers are local; '
             "leave them out"
         )
-    if not isinstance(model, nn.Module | None):
-        raise TypeError(f"wrap got model={model!r}: pass the module whose buffers are meant, or None")

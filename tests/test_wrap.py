@@ -378,9 +378,9 @@ DIFFERENT = {  # what one rank does otherwise, and what every rank is told
         r"ranks 0 and 2 differ in parameter 0: .*float32.*float64",
     ),
     "frozen": (1, {"frozen": True}, r"ranks 0 and 1 differ in parameter 0: .*frozen"),
-    "gamma": (1, {"algorithm": gossip.Choco(gamma=0.5)}, r"ranks 0 and 1 differ in algorithm: .*gamma=1.*gamma=0.5"),
     "model": (1, {"model_of_buffers": nn.BatchNorm1d(3)}, r"ranks 0 and 1 differ in model=: not given at rank 0"),
     "broadcast": (1, {"broadcast": False}, r"ranks 0 and 1 differ in broadcast: True at rank 0, False at rank 1"),
+    "gamma": (1, {"algorithm": gossip.Choco(gamma=0.5)}, r"ranks 0 and 1 differ in algorithm: .*gamma=1.*gamma=0.5"),
     "algorithm": (2, {"algorithm": gossip.DPSGD()}, r"ranks 0 and 2 differ in algorithm: Choco.*DPSGD"),
     "schedule": (3, {"mixing": graphs.complete(N)}, r"ranks 0 and 3 differ in schedule"),
     "local steps": (1, {"local_steps": 2}, r"ranks 0 and 1 differ in local_steps: 1 at rank 0, 2 at rank 1"),
@@ -395,8 +395,8 @@ def _disagrees(rank, size, store):
         model=lambda: nn.Linear(3, 3), algorithm=None, mixing=_RING, frozen=False, model_of_buffers=None, **options
     ):
         module = model()
-        module.weight.requires_grad_(not frozen)
         options["model"] = model_of_buffers
+        module.weight.requires_grad_(not frozen)
         algorithm = algorithm or gossip.Choco(lambda params: SGD(params, lr=0.1), gamma=1.0)  # its repr has an address
         return gossip.wrap(SGD(module.parameters(), lr=0.1), algorithm, mixing, transport=transport, **options)
 
@@ -417,7 +417,6 @@ def _disagrees(rank, size, store):
             wrapped(**options)
         assert re.search(told, str(caught.value)), str(caught.value)
 
-    wrapped()  # all of that has left the processes in step
     named = list(nn.LayerNorm(3).named_parameters())
     with pytest.raises(ValueError, match=r"ranks 0 and 2 differ in parameter 0: weight \(3,\).*at rank 0, bias \(3,\)"):
         gossip.wrap(SGD(named[::-1] if rank == 2 else named), gossip.DPSGD(), _RING, transport=transport)
@@ -426,6 +425,7 @@ def _disagrees(rank, size, store):
     with pytest.raises(ValueError, match=r"ranks 0 and 3 differ in floating buffer 2 of the model: \(3,\).*\(4,\)"):
         gossip.wrap(SGD(norm.parameters()), gossip.DPSGD(), _RING, transport=transport, model=norm)
 
+    wrapped()  # all of that has left the processes in step
     gossip.disconnect()
     return True
 

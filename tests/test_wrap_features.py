@@ -829,8 +829,8 @@ def alone(tmp_path):
 
 
 ONE = graphs.static(torch.ones(1, 1, dtype=torch.float64))
-
 SHARED = torch.ones(3)
+
 
 class Centred(nn.Module):
     """Its buffer is another tensor after every call, as DINO's center is."""
@@ -927,7 +927,6 @@ def test_a_model_loaded_after_wrap_is_noticed_where_it_would_be_lost(alone, dtyp
         optimizer.step()
 
 
-# -- memory --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("params", "told"),
     [
@@ -1048,6 +1047,7 @@ def test_expanded_and_transposed_buffers_are_kept(alone):
     assert model.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+# -- memory --------------------------------------------------------------------------------------------------------
 
 WIDE = 6 * 2**20  # 24 MiB a row
 HELD = {  # rows beyond the model, its gradients and the optimizer's buffers
