@@ -20,6 +20,7 @@ from . import rng
 from .algorithm import Algorithm
 from .algorithms import DPSGD, Choco
 from .compress import Compressor, Identity
+from .gamma import check_gamma, step_size
 from .transport import TIMEOUT, PeerError, interface
 from .wire import Packet, row_bits, spec
 
@@ -106,7 +107,7 @@ class Live:
         rank: this worker.
         store: where the processes meet: a path in a folder that all can reach, or a `torch.distributed.Store`.
         compressor: what travels; the rows themselves if None.
-        gamma: step size γ; 1 without compressor, else the compressor's start value.
+        gamma: step size γ in (0, 2]; None is the compressor's start value, 1 without one.
         seed: of the choice of neighbours, of compressors and of losses.
         drop: probability that an exchange is lost on its way. Both halves are, so the sum is conserved.
         cut: tells which links (i, j), i < j, may not be used now.
@@ -150,6 +151,8 @@ class Live:
         timeout: float = TIMEOUT,
     ) -> None:
         _refuse(topology, rank, drop)
+        check_gamma(gamma, compressor or Identity())
+        self.gamma = step_size(gamma, compressor or Identity())
         if isinstance(compressor, Identity):
             compressor = None
         if isinstance(store, str | os.PathLike):
@@ -158,7 +161,6 @@ class Live:
             store = dist.FileStore(os.fspath(store), -1)
         self.x, self.topology, self.rank, self.store, self.timeout = x, topology, rank, store, timeout
         self.compressor = compressor
-        self.gamma = gamma if gamma is not None else getattr(compressor, "gamma", 1.0)
         self.seed, self.drop, self.cut, self.life, self.returning = seed, drop, cut, life, returning
         self.known = torch.zeros(topology.n, dtype=torch.int64)
         self.states = torch.zeros(topology.n, dtype=torch.int64)

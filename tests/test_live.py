@@ -401,6 +401,10 @@ def test_what_cannot_be_live_is_refused():
         Live(torch.zeros(1, 2), graphs.ring(3), 0, "nowhere", drop=1.5)
     with pytest.raises(ValueError, match="outside 0…2"):
         Live(torch.zeros(1, 2), graphs.ring(3), 3, "nowhere")
+    with pytest.raises(ValueError, match="gamma=None, and QSGD names no start value"):
+        Live(torch.zeros(1, 2), graphs.ring(3), 0, "nowhere", compressor=gossip.QSGD(7, rescaled=True))
+    with pytest.raises(ValueError, match=r"gamma=2.5 is not in \(0, 2\]"):
+        Live(torch.zeros(1, 2), graphs.ring(3), 0, "nowhere", gamma=2.5)
     model = torch.nn.Linear(1, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="clock='sundial'"):
