@@ -61,7 +61,7 @@ def run(
     setup = build(config)
     unused = (config.get("compressor") or {}).get("_target_", "gossip.Identity")
     if unused != "gossip.Identity" and "compressor" not in config["algorithm"]:
-        say(f"note: {type(setup.algorithm).__name__} does not compress, so {unused} is not used")
+        say(f"note: {type(setup.algorithm).__name__} takes no compressor, so {unused} is not used")
     config = tuned(config, setup, say)
     begun: list[dict[str, Any]] = []
     if config["resume"] is not None:

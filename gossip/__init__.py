@@ -4,7 +4,7 @@ from graphs import Incompatible
 
 from . import rng, work
 from .algorithm import Algorithm, Gradient, Rows, State, check
-from .algorithms import DPSGD, EFDPSGD, SGP, AllReduce, Choco, DeepSqueeze, ExactDiffusion, GradientTracking
+from .algorithms import DPSGD, EFDPSGD, SGP, AllReduce, Choco, DeepSqueeze, ExactDiffusion, GradientTracking, MoniquaSGD
 from .asynchronous import Asynchronous
 from .compress import (
     QSGD,
@@ -81,6 +81,7 @@ __all__ = [
     "LowRank",
     "Meter",
     "Moniqua",
+    "MoniquaSGD",
     "Natural",
     "Network",
     "NotFinite",

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from graphs import Incompatible, Schedule, slem
@@ -75,6 +76,13 @@ class Algorithm(ABC):
     @abstractmethod
     def send(self, state: State, net: Network) -> None:
         """Hand this round's message to the network."""
+
+    def resend(self, state: State, net: Network, parts: tuple[Tensor, ...]) -> None:
+        """Hand a message over again whose parts were saved while it was in flight."""
+        compressor: Any = getattr(self, "compressor", None)
+        net.send(*parts) if compressor is None else net.send(
+            compressor(torch.zeros_like(state.x), net.keys()).like(parts)
+        )
 
     @abstractmethod
     def receive(self, state: State, net: Network) -> State:

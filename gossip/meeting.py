@@ -142,12 +142,16 @@ class Meeting(Network):
         edges = list(zip(self._workers[:k], self._workers[k:]))
         self._traffic[row_bits(spec(rows))] += edges if push else [*edges, *((j, i) for i, j in edges)]
 
-    def keys(self) -> Tensor:
-        """(m,) int64: a fresh key per row, from (seed, its event, worker, how many were drawn for this meeting)."""
+    def keys(self, shared: bool = False) -> Tensor:
+        """(m,) int64: a fresh key per row, from (seed, its event, worker, how many were drawn for this meeting).
+
+        `shared`: without the worker, so that all of an event hold the same.
+        """
         self._draws += 1
         events = torch.tensor(self._events)
         events = events if self.placement.alone else events[self._here(self._everyone)]
-        return rng.key(self.seed, "meeting", events, self._draws, self.rows)
+        workers = torch.full_like(self.rows, -1) if shared else self.rows
+        return rng.key(self.seed, "meeting", events, self._draws, workers)
 
     def average(self, x: Tensor) -> None:
         """Refused: there is no moment at which all workers meet."""

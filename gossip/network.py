@@ -267,10 +267,14 @@ class Network:
 
     # -- randomness ------------------------------------------------------------------------------------------------
 
-    def keys(self) -> Tensor:
-        """(m,) int64: a fresh key per hosted row, from (seed, round, worker, how many were drawn in this round)."""
+    def keys(self, shared: bool = False) -> Tensor:
+        """(m,) int64: a fresh key per hosted row, from (seed, round, worker, how many were drawn in this round).
+
+        `shared`: without the worker, so that all who exchange in this round hold the same.
+        """
         self._draws += 1
-        return rng.key(self.seed, "network", self.round, self._draws, self.rows)
+        workers = torch.full_like(self.rows, -1) if shared else self.rows
+        return rng.key(self.seed, "network", self.round, self._draws, workers)
 
     def uniform(self, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """(m, d) numbers in [0, 1), the same for a worker whichever process hosts it."""

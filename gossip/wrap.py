@@ -392,7 +392,8 @@ class GossipOptimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, float]:
         """What this worker's exchanges took: counts, bytes on the wire with headers, seconds, and the share hidden.
 
-        `overlap` is 1 − seconds waited / seconds exchanging: 0 if every exchange was waited for from its first byte on, 1
+        "seconds waited for j" is how much of "seconds waited" went by for the messages to and from worker j: the slow one's
+        neighbours wait for it, and theirs for them. `overlap` is 1 − seconds waited / seconds exchanging: 0 if every exchange was waited for from its first byte on, 1
         if all were over when their results were needed.
         """
         transport, meter = self.net.transport, self.net.meter
@@ -405,7 +406,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             "seconds waited": waited,
             "seconds exchanging": exchanging,
             "overlap": max(0.0, 1 - waited / exchanging) if exchanging else 0.0,
-        }
+        } | {f"seconds waited for {j}": s for j, s in sorted(transport.waited_for.items() if transport else ())}
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike) -> Iterator[None]:
@@ -477,7 +478,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.row.refresh()
         if state_dict["in_flight"] is not None:  # every rank saved its half of the exchange: post it again
             self.net.begin(self.rounds)
-            self.net.send(*self._message(state_dict["in_flight"]))
+            self.algorithm.resend(self.gossip, self.net, tuple(state_dict["in_flight"]))
             self._leave_in_flight()
         self.net.meter.load_state_dict(state_dict["meter"], self.net.rows)  # last: it has the message in flight already
 
@@ -507,14 +508,6 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def __reduce__(self) -> Any:
         raise refuse_copy(self)
-
-    def _message(self, parts: list[Tensor]) -> tuple[Any, ...]:
-        """Saved parts as what `net.send` takes: tensors, or the payload that the algorithm's compressor makes."""
-        compressor = getattr(self.algorithm, "compressor", None)
-        if compressor is None:
-            return tuple(parts)
-        return (compressor(torch.zeros_like(self.row.x), self.net.keys()).like(tuple(parts)),)
-
 
 
 class _Buffers:

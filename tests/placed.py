@@ -46,6 +46,14 @@ SCHEDULES = {
 }
 
 
+NEEDED = {"theta": 4.0}  # options that have no value for all cases
+
+
+def needed(cls: type) -> dict[str, float]:
+    """The options without which a class refuses to be made."""
+    return {f.name: NEEDED[f.name] for f in dataclasses.fields(cls) if f.name in NEEDED}
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """f_i(x) = Σ_c h_ic (x_c − b_ic)² / 2, its gradients noisy with amplitude `noise`; a row of `workers` for each row."""

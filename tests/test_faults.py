@@ -18,7 +18,7 @@ from experiments.faulty import train as faulty
 from experiments.studies import worker_killed
 from experiments.trainer import Setup, build
 from gossip.faults import Cut, Drop, Faults, Kill, Pause, remains
-from tests.placed import Problem, sgd
+from tests.placed import Problem, needed, sgd
 from tests.placed import start as rows
 
 CONF = Path(train.__file__).parent / "conf"
@@ -166,7 +166,7 @@ def test_after_a_restart_the_survivors_agree_on_their_average(kind):
     if not kind.restarts:
         pytest.skip("refuses faults")
     options = {"optimizer": sgd()} if "optimizer" in inspect.signature(kind).parameters else {}
-    algorithm, problem = kind(**options), Problem.drawn(n=6)
+    algorithm, problem = kind(**options, **needed(kind)), Problem.drawn(n=6)
     net = gossip.Network(graphs.as_schedule(graphs.ring(6)))
     state = algorithm.init(rows(6))
     with torch.no_grad():
@@ -181,7 +181,8 @@ def test_after_a_restart_the_survivors_agree_on_their_average(kind):
             state = last
     assert torch.allclose(algorithm.params(state).mean(0), x.mean(0), rtol=0, atol=1e-12)
     if algorithm.steps_locally:
-        assert gossip.consensus_distance(algorithm.params(state)) < 1e-6 * gossip.consensus_distance(x)
+        least = 0.05 if isinstance(algorithm, gossip.MoniquaSGD) else 1e-6  # models that are rounded
+        assert gossip.consensus_distance(algorithm.params(state)) < least * gossip.consensus_distance(x)
 
 
 def test_the_optimizers_buffers_outlive_a_restart():

@@ -458,6 +458,10 @@ def test_keys_depend_on_seed_round_worker_and_draw_and_not_on_the_placement():
     assert set(again.tolist()) <= seen
     assert not set(Network(RING, seed=5).keys().tolist()) & seen
     whole.begin(1)
+    part.begin(1)
+    (shared,) = set(whole.keys(shared=True).tolist()) | set(part.keys(shared=True).tolist())
+    assert shared not in seen
+    whole.begin(1)
     u = whole.uniform(7, torch.float32)
     assert u.shape == (6, 7)
     assert torch.equal(u, rng.uniform(again, 7, torch.float32))

@@ -314,6 +314,6 @@ def test_a_compressor_without_use_is_told(tmp_path):
     said = []
     options = "task=quadratic", "n=4", "rounds=2", "compressor=topk"
     run(config(*options), tmp_path / "a", say=said.append)
-    assert "note: DPSGD does not compress, so gossip.TopK is not used" in said
+    assert "note: DPSGD takes no compressor, so gossip.TopK is not used" in said
     run(config(*options, "algorithm=choco"), tmp_path / "b", say=(other := []).append)
     assert not any("not used" in text for text in other)

@@ -79,6 +79,7 @@ CASES = {
     ),
     "deepsqueeze": (gossip.DeepSqueeze(_momentum, gossip.TopK(0.2), 0.1), graphs.one_peer_exponential(N), 1),
     "ef_dpsgd": (gossip.EFDPSGD(_momentum, gossip.Sign(), 0.3), _RING, 1),
+    "moniqua": (gossip.MoniquaSGD(_momentum, theta=2.0, bits=4), _RING, 1),
     "sgp": (gossip.SGP(_momentum), graphs.static(_PUSH), 1),
     "sgp, local steps": (gossip.SGP(_momentum), graphs.exponential(N), 2),
     "gradient tracking": (gossip.GradientTracking(_momentum), _RING, 1),

@@ -488,6 +488,7 @@ OVERLAPPED = {  # algorithm, mixing, local steps
     "choco, top-k": (gossip.Choco(_momentum, gossip.TopK(0.2), 0.3), RING, 1),
     "choco, random-k": (gossip.Choco(_momentum, gossip.RandK(0.2), 0.3), RING, 1),
     "choco, identity": (gossip.Choco(_momentum, gossip.Identity(), 1.0), RING, 2),
+    "moniqua": (gossip.MoniquaSGD(_momentum, theta=2.0, bits=4), RING, 1),
     "sgp": (gossip.SGP(_momentum), graphs.one_peer_exponential(N), 1),
 }
 SAVED, LAST = 3, 7  # with two local steps, in the middle of a round

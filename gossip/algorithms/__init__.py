@@ -7,6 +7,17 @@ from .dpsgd import DPSGD
 from .ef_dpsgd import EFDPSGD
 from .exact_diffusion import ExactDiffusion
 from .gradient_tracking import GradientTracking
+from .moniqua import MoniquaSGD
 from .sgp import SGP
 
-__all__ = ["DPSGD", "EFDPSGD", "SGP", "AllReduce", "Choco", "DeepSqueeze", "ExactDiffusion", "GradientTracking"]
+__all__ = [
+    "DPSGD",
+    "EFDPSGD",
+    "SGP",
+    "AllReduce",
+    "Choco",
+    "DeepSqueeze",
+    "ExactDiffusion",
+    "GradientTracking",
+    "MoniquaSGD",
+]
