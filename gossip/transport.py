@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import math
 import os
 import re
 import socket
@@ -54,10 +55,12 @@ class Transport:
     Attributes:
         messages, bytes: buffers and bytes handed to other processes.
         waited: seconds for which the caller was blocked by exchanges.
+        waited_for: peer → seconds of those for which its message was the next to come or go; peers are waited for in the order
+            of their ranks, so one that is late beside an earlier one counts with what it takes longer.
         exchanging: seconds during which an exchange was in flight.
         staged: whether messages must lie in main memory.
         stretches: whether a message may be shorter than the buffer in which it is received.
-        spans: (name, start, end, round) of every exchange and wait while it is a list, for a timeline.
+        spans: (name, start, end, round, `waited_for` by then) of every exchange and wait while it is a list, for a timeline.
         whole: False once a live run, which stands it, has lost somebody: `disconnect` then waits for nobody.
     """
 
@@ -77,7 +80,10 @@ class Transport:
             )
         self.timeout = timeout
         self.messages, self.bytes, self.waited, self.exchanging = 0, 0, 0.0, 0.0
-        self.spans: list[tuple[str, float, float, int]] | None = None
+        self.waited_for: dict[int, float] = {}
+        self._waited_before: dict[int, float] = {}  # the timeline
+        self._blocked = math.inf  # since when the caller waits for an exchange that is finished in the background
+        self.spans: list[tuple[str, float, float, int, dict[int, float]]] | None = None
         if group is not None:
             _level(group)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -139,7 +145,7 @@ class Transport:
         In the `background` the seconds are not counted as waited.
         """
         round, batch, works = self._pending.popleft()
-        begun = time.perf_counter()
+        begun = since = time.perf_counter()
         legs = batch.legs if len(works) == len(batch.legs) else [Leg("; ".join(map(str, batch.legs)))] * len(works)
         for work, leg in zip(works, legs):
             self._waiting[0] = Waiting(begun, round, leg)
@@ -147,6 +153,11 @@ class Transport:
                 work.wait()
             except (RuntimeError, ValueError) as error:
                 raise self._explained(leg, round, begun, error) from error
+            now = time.perf_counter()
+            if leg.peer is not None:
+                blocked = now - (max(since, self._blocked) if background else since)
+                self.waited_for[leg.peer] = self.waited_for.get(leg.peer, 0.0) + max(0.0, blocked)
+            since = now
         self._waiting[0] = None
         now = time.perf_counter()
         if works and not background:
@@ -154,18 +165,19 @@ class Transport:
         if not self._pending and batch.legs:
             self.exchanging += now - self._began
             if self.spans is not None:
-                self.spans.append(("exchange", self._began, now, round))
+                self.spans.append(("exchange", self._began, now, round, {}))
 
     def wait(self, future: Future, round: int) -> None:
         """Wait for an exchange that is finished in the background."""
-        begun = time.perf_counter()
+        begun = self._blocked = time.perf_counter()
         future.result()
+        self._blocked = math.inf
         self._waited("wait", begun, time.perf_counter(), round)
 
     def record(self) -> None:
         """Begin a timeline, at the same moment on every rank."""
         self.barrier()
-        self._recorded_from = time.perf_counter()
+        self._recorded_from, self._waited_before = time.perf_counter(), self.waited_for.copy()
         self.spans = []
 
     def timeline(self) -> list[dict[str, Any]]:
@@ -175,24 +187,25 @@ class Transport:
             {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
         ]
 
-        def event(name: str, begin: float, end: float, round: int, track: int) -> None:
+        def event(name: str, begin: float, end: float, track: int, **told: float) -> None:
             times = {"ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}
-            events.append({"name": name, "ph": "X", "pid": self.rank, "tid": track, "args": {"round": round}, **times})
+            events.append({"name": name, "ph": "X", "pid": self.rank, "tid": track, "args": told, **times})
 
-        free = zero
-        for name, begin, end, round in spans:
+        free, before = zero, self._waited_before
+        for name, begin, end, round, waited in spans:
             if name == "exchange":
-                event(name, max(begin, zero), end, round, 0)
+                event(name, max(begin, zero), end, 0, round=round)
             else:
-                event("compute", free, max(begin, free), round, 1)
-                event(name, max(begin, free), end, round, 1)
-                free = end
+                event("compute", free, max(begin, free), 1, round=round)
+                each = {f"seconds for {peer}": total - before.get(peer, 0.0) for peer, total in waited.items()}
+                event(name, max(begin, free), end, 1, round=round, **{what: s for what, s in each.items() if s})
+                free, before = end, waited
         return [e for each in self.gather(events) for e in each]
 
     def _waited(self, name: str, begun: float, now: float, round: int) -> None:
         self.waited += now - begun
         if self.spans is not None:
-            self.spans.append((name, begun, now, round))
+            self.spans.append((name, begun, now, round, self.waited_for.copy()))
 
     def sum_(self, x: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""

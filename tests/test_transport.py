@@ -279,6 +279,39 @@ def test_report_and_timeline(tmp_path):
         assert all(e["dur"] >= 15_000 for e in turns if e["name"] == "compute")
 
 
+def straggling(rank, size, store, path, overlap):
+    """Five steps of a large model on a complete graph; the last worker takes 0.1 s for each."""
+    gossip.connect(rank, size, store)
+    x = torch.nn.Parameter(torch.full((2 << 20,), float(rank)))
+    sgd = torch.optim.SGD([x], lr=0.1)
+    optimizer = gossip.wrap(sgd, gossip.DPSGD(), graphs.complete(size), overlap=overlap)
+    with optimizer.trace(path):
+        for _ in range(5):
+            time.sleep(0.1 if rank == size - 1 else 0.0)
+            x.grad = torch.zeros_like(x)
+            optimizer.step()
+        optimizer.finish()
+    gossip.disconnect()
+    return optimizer.report()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_was_waited_for_is_told(overlap, tmp_path):  # COMM-23
+    path = tmp_path / "trace.json"
+    for rank, report in enumerate(values(launch(straggling, 3, tmp_path, path, overlap))):
+        each = {j: report[f"seconds waited for {j}"] for j in range(3) if j != rank}
+        assert sum(each.values()) <= report["seconds waited"]
+        waits = [
+            e["args"] for e in json.loads(path.read_text())["traceEvents"] if e["pid"] == rank and e["name"] == "wait"
+        ]
+        assert sum(args.get(f"seconds for {j}", 0.0) for args in waits for j in each) == pytest.approx(
+            sum(each.values())
+        )
+        if rank < 2:
+            assert each[2] > 0.25
+            assert each[2] > 0.5 * report["seconds waited"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_thousand_rounds_with_idle_ranks_and_metrics_in_between(tmp_path):
