@@ -257,6 +257,11 @@ def train(
             began = time.perf_counter()
     if watch is not None and rank == 0 and folder is not None:
         Path(folder, "idle.csv").write_text(watch.timeline.report(), encoding="utf-8")
+    if transport is not None:
+        waits = enumerate(transport.gather(transport.waited_for))
+        lines = [f"{i},{j},{waited:.6g}" for i, each in waits for j, waited in sorted(each.items())]
+        if rank == 0 and folder is not None:
+            Path(folder, "waits.csv").write_text("\n".join(["process,for,seconds", *lines, ""]), encoding="utf-8")
     return torch.stack(trajectory) if trajectory else None
 
 

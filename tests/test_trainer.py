@@ -57,6 +57,13 @@ def test_the_same_metrics_and_bits_in_every_placement(tmp_path):
         assert records.read(tmp_path / kind[0]).status["status"] == "done"
     assert [row["round"] for row in rows(tmp_path / "here")] == [0, 2, 3]
     assert len(list((tmp_path / "launch=blocks").glob("rank-*.log"))) == 3
+    waits = (tmp_path / "launch=workers" / "waits.csv").read_text().splitlines()
+    pairs = [tuple(map(int, line.split(",")[:2])) for line in waits[1:]]
+    assert (waits[0], pairs) == (
+        "process,for,seconds",
+        [(i, j) for i in range(4) for j in sorted(((i - 1) % 4, (i + 1) % 4))],
+    )
+    assert all(float(line.split(",")[2]) >= 0 for line in waits[1:])
 
 
 def test_a_row_and_its_bits(tmp_path):
