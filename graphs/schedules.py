@@ -244,7 +244,7 @@ def static(W: Any) -> Schedule:
     >>> static(torch.eye(3)).offence("contractive")
     'the union of 1 round does not connect the 3 workers'
     """
-    W = checked(W)
+    W = checked(W).clone()  # what the caller writes into his later has no part in the schedule
     return Schedule(W.shape[0], partial(_listed, (W,)), 1)
 
 
@@ -256,7 +256,7 @@ def cycle(matrices: Sequence[Any]) -> Schedule:
     >>> s.period, s.static, s(3) is s(1)
     (2, False, True)
     """
-    Ws = [checked(W) for W in matrices]
+    Ws = [checked(W).clone() for W in matrices]
     if not Ws:
         raise ValueError("cycle([]) has no rounds; give at least one mixing matrix.")
     sizes = {W.shape[0] for W in Ws}

@@ -89,7 +89,11 @@ class Topology:
             raise ValueError(f"{len(names)} names for {n} workers; give one name per worker or none.")
         if positions is not None and positions.shape != (n, 2):
             raise ValueError(f"positions has shape {tuple(positions.shape)}; it must be ({n}, 2).")
-        for field, value in (("n", n), ("edge_index", edges.contiguous()), ("names", names)):
+        for field, value in (
+            ("n", n),
+            ("edge_index", edges.clone(memory_format=torch.contiguous_format)),
+            ("names", names),
+        ):
             object.__setattr__(self, field, value)
         object.__setattr__(self, "lengths", lengths)
         object.__setattr__(self, "positions", positions)
@@ -179,6 +183,8 @@ class Topology:
 
     def neighbours(self, worker: int) -> tuple[int, ...]:
         """The workers that `worker` hears, sorted."""
+        if whole("worker", worker, 0) >= self.n:
+            raise ValueError(f"worker is {worker}; the workers are 0 … {self.n - 1}.")
         return tuple(sorted(self.source[self.target == worker].tolist()))
 
     @cached_property
@@ -349,6 +355,10 @@ def undirected(topology: Topology, rule: str) -> Topology:
     return topology
 
 
+def _pair(edge: Any) -> bool:
+    return not isinstance(edge, str) and hasattr(edge, "__len__") and len(edge) == 2
+
+
 def _whole_labels(labels: Iterable[Any]) -> list[int] | None:
     """The labels as ints if all are whole numbers, also as text (`read_edgelist`) or floats (`loadtxt`), else None."""
     numbers: list[int] = []
@@ -391,9 +401,9 @@ def from_edges(
         if lengths is not None:
             raise ValueError("edges is a set, whose order says nothing about `lengths`; give a list of pairs.")
         edges = sorted(edges, key=str)
-    pairs = edges.tolist() if isinstance(edges, (Tensor, np.ndarray)) else [tuple(edge) for edge in edges]
-    if any(len(pair) != 2 for pair in pairs):
-        bad = next(pair for pair in pairs if len(pair) != 2)
+    pairs: list[Any] = edges.tolist() if isinstance(edges, (Tensor, np.ndarray)) else list(edges)
+    if not all(map(_pair, pairs)):
+        bad = next(pair for pair in pairs if not _pair(pair))
         raise ValueError(
             f"{bad!r} is no edge; each must be a pair (source, target). Lengths go into `lengths`, and an edge_index of "
             "shape (2, E) into from_edges(edge_index.T)."

@@ -230,6 +230,14 @@ def test_bad_matrices_are_named(W, message):
         static(W)
 
 
+def test_what_is_written_into_a_matrix_later_has_no_part_in_its_schedule():
+    W = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    s, c = static(W), cycle([W, W])
+    W.fill_(7)
+    assert s.doubly_stochastic
+    assert c.doubly_stochastic
+
+
 def test_cycle_errors():
     with pytest.raises(ValueError, match="no rounds"):
         cycle([])

@@ -222,6 +222,10 @@ def test_diameter():
 
 
 def test_a_topology_is_frozen():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    t = Topology(3, edges)
+    edges += 1
+    assert t == from_edges([(0, 1)], n=3)
     with pytest.raises(AttributeError):
         ring(3).n = 4  # ty: ignore
 
@@ -238,6 +242,11 @@ def test_a_topology_is_frozen():
         (lambda: Topology(2, torch.tensor([[0], [1]]), positions=torch.ones(3, 2)), "positions"),
         (lambda: from_edges([(0, 1, 2)]), "is no edge"),
         (lambda: from_edges([("a", "b")], n=3), "the edges name 2 workers"),
+        (lambda: from_edges(["ab", "bc"]), "'ab' is no edge"),
+        (lambda: from_edges({0: [1], 1: [2]}), "0 is no edge"),
+        (lambda: from_edges(np.array([1, 2])), "1 is no edge"),
+        (lambda: ring(4).neighbours(4), "worker is 4; the workers are 0 … 3"),
+        (lambda: ring(4).neighbours(-1), "worker is -1"),
         (lambda: from_edges([(0, 1)], lengths=[1.0, 2.0]), "2 lengths for 1 edges"),
         (lambda: from_adjacency(np.ones((2, 3))), "must be square"),
         (lambda: from_adjacency([[0, 1], [0, 0]], directed=False), "not symmetric"),
