@@ -12,7 +12,7 @@ from test_plan import matrices, partitions
 import gossip
 import graphs
 from gossip import Network, Placement, rng
-from gossip.wire import HEADER
+from gossip.wire import HEADER, row_bits, spec
 
 DTYPES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 0.05, torch.bfloat16: 0.3}
 RING = graphs.static(graphs.metropolis(graphs.ring(6)))
@@ -141,6 +141,37 @@ def test_a_payload_travels_as_its_parts_and_is_added_as_its_dense_form(compresso
         assert r[3] == r[4]
         assert r[4] >= r[5] * (HEADER + r[2] // 8)
     assert edges == brute_edges(RING(0), results[0][2])
+
+
+@pytest.mark.parametrize("inner", [gossip.Threshold(0.5, 0.9), gossip.RangeCoded(gossip.TopK(0.1))], ids=repr)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=len)
+def test_layers_whose_lengths_vary_travel_without_gaps(inner, blocks):
+    """Two that vary, a small one that does not between them; stale bytes behind what is used are not read."""
+    layout, W = [(40, 30), (7,), (900,)], RING(0).to_dense().float()
+    compressor = gossip.PerLayer(inner, gossip.Cast("float16"), below=10, layout=layout)
+    x = rows(6, 2107, dtype=torch.float32) ** 5 * torch.exp(-torch.arange(6)[:, None] * torch.arange(2107) / 500)
+
+    def rank(placement, transport):
+        net = Network(RING, placement, transport, seed=2)
+        for k in range(2):
+            net.begin(k)
+            into = torch.zeros(len(placement.rows), 2107)
+            net.send(compressor(x[placement.rows] * (k or 2), net.keys()))
+            net.receive(into)
+        return into, net.meter.edges
+
+    results = in_threads(blocks, rank)
+    alone = [c(part) for c, part in zip((inner, gossip.Cast("float16"), inner), x.split((1200, 7, 900), 1))]
+    q = torch.cat([payload.dense() for payload in alone], 1)
+    assert torch.allclose(collected(blocks, [r[0] for r in results]), W @ q - q, atol=1e-5)
+    edges = {}
+    for r in results:
+        edges |= r[1]
+    bits = 8 * (alone[0].used + alone[2].used) + sum(
+        row_bits(spec(p.parts()[: None if p.used is None else -1])) for p in alone
+    )
+    assert len(bits.unique()) > 1
+    assert edges == {(j, i): (2, 2 * int(bits[j])) for j, i in brute_edges(RING(0).to_dense(), 0)}
 
 
 @dataclass(frozen=True)

@@ -312,8 +312,19 @@ def test_small_layers_go_as_they_are_and_weights_as_matrices():
     assert PerLayer(TopK(0.1), below=25).bind(layout).delta(layout.d) == 0.1
     with pytest.raises(ValueError, match="a row of 10 numbers does not fit the layout of 59"):
         compressor(torch.zeros(1, 10), keys(1))
-    with pytest.raises(ValueError, match="only the last part of a message may"):
-        PerLayer(Threshold(), layout=[(3,), (4,)])(torch.ones(1, 7))
+
+
+def test_layers_may_have_messages_of_any_length():
+    """Their bytes follow each other without gaps, and what lies behind them is stale."""
+    x = torch.tensor([[9.0, 1.0, 9.0, 0.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 3.0, 3.0, 3.0, 3.0]])
+    q = PerLayer(Threshold(0.5, ratio=1.0), layout=[(3,), (4,)])(x)
+    assert torch.equal(q.dense(), x * (x != 1.0) + x * torch.tensor([[0.0], [1.0]]) * (x == 1.0))
+    assert q.used.tolist() == [(2 * 4 + 1) + (4 + 1), (4 + 1) + (4 * 4 + 1)]
+    *counts, tail = q.parts()
+    assert torch.cat(counts, 1).tolist() == [[2, 1], [1, 4]]
+    tail[torch.arange(tail.shape[1]) >= q.used[:, None]] = 0xAA
+    assert torch.equal(q.like((*counts, tail)).dense(), q.dense())
+    assert PerLayer(Threshold(), layout=[(3,), (4,)])(x[:0]).dense().shape == (0, 7)
 
 
 def test_layers_draw_apart():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from .. import rng
@@ -105,31 +107,46 @@ class PerLayer:
 
 @dataclass(frozen=True)
 class Layers(Payload):
-    """A payload for each layer, one behind the other."""
+    """A payload for each layer, one behind the other; last, without gaps, the bytes of those whose length varies."""
 
     layers: tuple[Payload, ...]
     sizes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if any(layer.used is not None for layer in self.layers[:-1]):
-            raise ValueError(
-                "a layer's message has a variable length, and only the last part of a message may: use Threshold and "
-                "RangeCoded around PerLayer or without it"
-            )
+    @cached_property
+    def varied(self) -> tuple[Tensor | None, ...]:
+        """The bytes of each layer's last part that are in use, None where all are."""
+        return tuple(layer.used for layer in self.layers)
 
     def parts(self) -> tuple[Tensor, ...]:
-        return tuple(part for layer in self.layers for part in layer.parts())
+        fixed, tails = [], []
+        for layer, used in zip(self.layers, self.varied):
+            *own, last = layer.parts()
+            fixed += own if used is not None else [*own, last]
+            tails += [(last, used.tolist())] if used is not None else []
+        if not tails:
+            return tuple(fixed)
+        whole = torch.cat([last for last, _ in tails], 1).zero_()
+        for i, row in enumerate(whole):
+            told = torch.cat([last[i, : sizes[i]] for last, sizes in tails])
+            row[: len(told)] = told
+        return *fixed, whole
 
     @property
     def used(self) -> Tensor | None:
-        return self.layers[-1].used
+        varied = [used for used in self.varied if used is not None]
+        return torch.stack(varied).sum(0) if varied else None
 
     def like(self, parts: tuple[Tensor, ...]) -> Layers:
-        made, start = [], 0
-        for layer in self.layers:
-            count = len(layer.parts())
-            made.append(layer.like(parts[start : start + count]))
-            start += count
+        made, start, at = [], 0, [0] * len(parts[-1])
+        for layer, used in zip(self.layers, self.varied):
+            pattern = layer.parts()
+            own = parts[start : (start := start + len(pattern) - (used is not None))]
+            if used is not None:
+                own = *own, parts[-1].new_zeros(len(at), pattern[-1].shape[1])
+                for i, size in enumerate(cast("Tensor", layer.like(own).used).tolist()):
+                    own[-1][i, :size] = parts[-1][i, at[i] : at[i] + size]
+                    at[i] += size
+            made.append(layer.like(own))
         return Layers(tuple(made), self.sizes)
 
     def dense(self) -> Tensor:
