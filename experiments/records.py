@@ -126,6 +126,29 @@ def setting(config: Any, seeds: bool = False) -> Any:
     return [setting(v, seeds) for v in config] if isinstance(config, (list, tuple)) else config
 
 
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where the settings and seeds of two configs differ: {dotted key: (one's, other's)}, and what several keys repeat
+    under the shortest of them.
+
+    >>> differences({"n": 4, "seed": 0, "task": {"n": 4}}, {"n": 8, "seed": 0, "task": {"n": 8, "d": 3}, "track": "off"})
+    {'n': (4, 8), 'task.d': (None, 3)}
+    """
+    both = [_flat(decode(encode(setting(config, seeds=True)))) for config in (one, other)]
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(both[0].keys() | both[1].keys(), key=lambda key: (key.count("."), key)):
+        pair = both[0].get(key), both[1].get(key)
+        if repr(pair[0]) != repr(pair[1]) and pair not in found.values():
+            found[key] = pair
+    return found
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 def git(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
     """{"commit", "dirty"} of the repository that holds this code; None where there is none, or no git."""
     try:
@@ -220,7 +243,7 @@ class Writer:
         if error is None:
             self.finish()
         elif isinstance(error, KeyboardInterrupt):
-            self.finish("interrupted", "interrupted by the user")
+            self.finish("interrupted", str(error) or "interrupted by the user")
         else:
             self.finish("failed", "".join(traceback.format_exception(kind, error, trace)))
 
@@ -256,19 +279,22 @@ def read(folder: str | Path) -> Run:
         raise FileNotFoundError(f"{folder} has no {METRICS}: it is no run's folder.")
     status: dict[str, Any] = {"status": "unknown", "planned": None, "done": 0}
     if (folder / RUN).exists():
-        status.update(decode(json.loads((folder / RUN).read_text(encoding="utf-8"))))
+        try:
+            status.update(decode(_object((folder / RUN).read_text(encoding="utf-8"))))
+        except ValueError as error:
+            raise ValueError(f"{folder / RUN} is no JSON object ({error}): mend it, or remove it.") from None
     lines: list[dict[str, Any]] = []
     text = (folder / METRICS).read_text(encoding="utf-8", errors="replace") if (folder / METRICS).exists() else ""
     for number, line in enumerate(broken := text.split("\n")):
         if not line:
             continue
         try:
-            lines.append(decode(json.loads(line)))
-        except json.JSONDecodeError:
+            lines.append(decode(_object(line)))
+        except ValueError:
             if number == len(broken) - 1:
                 break
             raise ValueError(
-                f"{folder / METRICS}, line {number + 1} is not JSON: {line[:60]!r}. Mend or remove the line."
+                f"{folder / METRICS}, line {number + 1} is no JSON object: {line[:60]!r}. Mend or remove the line."
             ) from None
     head, rows = (lines[0], lines[1:]) if lines else ({}, [])
     by_round = {row.get("round", -1 - i): row for i, row in enumerate(rows)}
@@ -276,3 +302,10 @@ def read(folder: str | Path) -> Run:
     if rows:
         status["done"] = max(status["done"] or 0, rows[-1].get("round", 0))
     return Run(folder, head, rows, status)
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is {text[:20]}")
+    return found

@@ -56,6 +56,7 @@ ConfigStore.instance().store(name="schema", node=Schema)
 OmegaConf.register_new_resolver("share", lambda part, whole: int(part * whole), replace=True)
 KEYS = tuple(field.name for field in fields(Schema))
 GROUPS = tuple(field.name for field in fields(Schema) if field.type is Any)
+NEEDED = ("algorithm", "schedule", "task", "launch")
 FIRST = ("topology", "optimizer", "compressor", "partition", "scheduler")  # the others hold copies of these
 LEAST = {"n": 1, "rounds": 0, "seed": 0, "local_steps": 1, "evaluate_every": 1, "checkpoint_every": 0}
 
@@ -70,6 +71,8 @@ def check(config: dict[str, Any]) -> None:
     for name in config:
         if name not in KEYS:
             raise ValueError(f"{name} is no key of the config: {suggestion(name, KEYS)}")
+    if missing := [name for name in KEYS if name not in config or (name in NEEDED and config[name] is None)]:
+        raise ValueError(f"the config has no {', '.join(missing)}: a key can be given another value, not be removed")
     for name, low in LEAST.items():
         if config[name] < low:
             raise ValueError(f"{name}={config[name]} is below {low}, the least that makes sense")

@@ -8,6 +8,7 @@ torchrun --nproc-per-node 4 -m experiments.train launch=blocks n=16
 import logging
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -28,7 +29,7 @@ from tqdm import tqdm
 import gossip
 from experiments import launch, lively, records, schema, sweep, tracking
 from experiments.divergence import Divergence
-from experiments.trainer import Setup, build, hosted, resumable, train
+from experiments.trainer import CHECKPOINT, Setup, build, hosted, resumable, train
 from gossip.probe import drifts
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ def run(
     config = tuned(config, setup, say)
     begun: list[dict[str, Any]] = []
     if config["resume"] is not None:
-        config = config | {"resume": str(Path(config["resume"]).resolve())}
-        begun = _begun(config, setup, folder)
+        former = Path(config["resume"]).resolve()
+        config = config | {"resume": str(former.parent if former.name == CHECKPOINT else former)}
+        begun = _begun(config, setup, folder, say)
     recorded = partial(_recorded, config, setup, folder, progress, say, begun, choices or {})
     if launch.under_torchrun():
         transport = gossip.connect(timeout=config["launch"]["timeout"])
@@ -116,7 +118,7 @@ def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) ->
     return config
 
 
-def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str, Any]]:
+def _begun(config: dict[str, Any], setup: Setup, folder: Path, say: Callable[[str], object]) -> list[dict[str, Any]]:
     """What the run that is resumed has on record up to its checkpoint, so that the new record is a whole one."""
     before = Path(config["resume"])
     if config["resume_average"] and before == folder.resolve():
@@ -125,9 +127,31 @@ def _begun(config: dict[str, Any], setup: Setup, folder: Path) -> list[dict[str,
             "hydra.run.dir, and the new run gets a folder of its own"
         )
     round = resumable(config, setup)
-    return (
-        [row for row in records.read(before).rows if row["round"] <= round] if (before / records.RUN).exists() else []
-    )
+    if not (before / records.RUN).exists():
+        return []
+    record = records.read(before)
+    _refuse_other_options(record, config, say)
+    return [row for row in record.rows if row["round"] <= round]
+
+
+def _refuse_other_options(record: records.Run, config: dict[str, Any], say: Callable[[str], object]) -> None:
+    """The optimizer's options come with its state from the checkpoint; whatever else is given anew is told."""
+    free = {"rounds", "evaluate_every", "launch", "device", *(["n"] if config["resume_average"] else [])}
+    differ = {
+        key: f"{key}={there} there and {here} here"
+        for key, (there, here) in records.differences(record.config, config).items()
+        if free.isdisjoint(key.split("."))
+    }
+    kept = [text for key, text in differ.items() if {"optimizer", "scheduler"} & set(key.split("."))]
+    if kept:
+        raise ValueError(
+            f"resume={config['resume']} with {', '.join(kept)}: the optimizer goes on as it was saved, so give the same options, "
+            "or start a run of its own"
+        )
+    if differ:
+        warning = f"warning: the run is resumed with other settings than it had: {', '.join(differ.values())}"
+        log.warning("%s", warning)
+        say(warning)
 
 
 def _recorded(
@@ -158,6 +182,7 @@ def _recorded(
         tracking.tracker(config["track"], config, folder) as tracker,
         tqdm(total=planned, desc=progress or "rounds", unit="round", leave=not progress, disable=quiet) as bar,
     ):
+        sweep.point(folder)  # not before: resume=runs/latest means the run before this one
         events: list[str] = []
         wrong: list[str] = []
         diverged = Divergence()
@@ -223,11 +248,15 @@ def _main(cfg: DictConfig) -> None:
             files = hydra_config.runtime.choices.items()
             choices = {group: file for group, file in files if file is not None and not group.startswith("hydra/")}
             if swept:
-                run(config, folder, progress=" ".join(hydra_config.overrides.task), choices=choices)
+                begun = (folder / records.METRICS).exists()
+                job = _repeated(config, folder) if begun else config
+                if job is None:
+                    return
+                run(job, folder, progress=" ".join(hydra_config.overrides.task), choices=choices)
             else:
                 run(config, folder, say=partial(print, flush=True), choices=choices)
         finally:
-            if not swept and rank == 0:  # not before: resume=runs/latest means the run before this one
+            if not swept and rank == 0:  # one that never began, too
                 sweep.point(folder)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
@@ -235,7 +264,7 @@ def _main(cfg: DictConfig) -> None:
         if rank == 0:
             log.error("%s", traceback.format_exc())
             reason = message(error) if expected else f"{traceback.format_exc()}\n{message(error)}"
-            _record_failure(folder, cfg.rounds, cause, reason)
+            _record_failure(folder, cfg.get("rounds"), cause, reason)
         if swept:  # the sweep goes on, and tells at its end
             return
         if not expected and not isinstance(error, (InstantiationException, OmegaConfBaseException)):
@@ -251,7 +280,31 @@ def _main(cfg: DictConfig) -> None:
         sys.exit(1)
 
 
-def _record_failure(folder: Path, planned: int, cause: BaseException, reason: str) -> None:
+def _repeated(config: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """How a job goes on whose sweep was begun before: None if it has its result, else from its checkpoint or anew.
+
+    A folder that holds the run of another config ends the sweep, which would leave jobs without a record.
+    """
+    record = records.read(folder)
+    asked = config
+    if config["algorithm"].get("gamma") == "auto":
+        found = record.config.get("algorithm", {}).get("gamma")
+        asked = config | {"algorithm": config["algorithm"] | {"gamma": found}}
+    if differ := records.differences(record.config, asked):
+        key, (there, here) = next(iter(differ.items()))
+        sys.exit(
+            f"error: {folder} holds a run with {key}={there}, and this job has {key}={here}: give the sweep a folder of its own "
+            "(hydra.sweep.dir), and each of its jobs one in there (hydra.sweep.subdir)"
+        )
+    if record.status["status"] in records.RESULTS:
+        return None
+    if (folder / CHECKPOINT).exists() and record.status["done"] < config["rounds"]:
+        return config | {"resume": str(folder)}
+    os.replace(folder / records.METRICS, folder / f"cut.{records.METRICS}")
+    return config
+
+
+def _record_failure(folder: Path, planned: int | None, cause: BaseException, reason: str) -> None:
     """run.json of a run that never began; one that has begun keeps its own, and a former run in this folder too."""
     if not (folder / records.METRICS).exists():
         status = "incompatible" if isinstance(cause, gossip.Incompatible) else "failed"
@@ -282,14 +335,26 @@ def cli() -> None:
                 "hydra/hydra_logging=none",
                 "hydra.run.dir=.",
             ]
+    else:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(_main)()
-    except KeyboardInterrupt:
-        if not launch.under_torchrun() or os.environ["RANK"] == "0":
+    except KeyboardInterrupt as stop:
+        code = 128 + (signal.SIGTERM if stop.args else signal.SIGINT)
+        if sweep.Sweep.folder is not None:
+            print(f"\n{sweep.summary(sweep.Sweep.folder)}", flush=True)
+            said = f"the same command with hydra.sweep.dir={sweep.Sweep.folder} goes on"
+            print(f"interrupted: {said}", file=sys.stderr, flush=True)
+        elif not launch.under_torchrun() or os.environ["RANK"] == "0":
             print("\ninterrupted", file=sys.stderr, flush=True)
         if launch.under_torchrun():
-            os._exit(130)
-        sys.exit(130)
+            os._exit(code)
+        sys.exit(code)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    """The end that Slurm and others ask for is an interrupt: the record says so, the tracker and all processes end."""
+    raise KeyboardInterrupt("ended by SIGTERM")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """`python -m experiments.train` as users type it: records, sweeps that go on, errors in a paragraph, parts of their own."""
 
 import json
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from experiments import records, train
+from experiments import records, sweep, train, trainer
 from experiments.train import run
 
 ROOT = Path(train.__file__).parents[1]
@@ -102,6 +104,13 @@ def test_wandb_mode_disabled(tmp_path, monkeypatch):
     assert not (tmp_path / "wandb").exists()
 
 
+def test_the_latest_run_is_the_one_that_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "train", lambda *_, **__: os.replace(tmp_path / "runs" / "latest", tmp_path / "seen"))
+    with pytest.raises(KeyError):  # of the summary: nothing was trained
+        run(config(), tmp_path / "runs" / "day" / "time")
+    assert (tmp_path / "seen").resolve() == tmp_path / "runs" / "day" / "time"
+
+
 def test_help(tmp_path):
     done = command("--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -170,6 +179,102 @@ def test_a_sweep_goes_on_past_failures_and_exits_with_1(tmp_path):
         assert "Traceback" in (folder / str(i) / "log.txt").read_text()
     assert re.search(r"failed .*n=4 optimizer.lr=bad topology=torus: optimizer.lr=bad is text", done.stdout)
     assert "sweep: 1 done, 3 failed" in done.stdout
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """The command in this process and in a folder of its own; it sets up logging and signals as if it were alone."""
+    root, kept = logging.getLogger(), signal.getsignal(signal.SIGTERM)
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep.Sweep, "folder", None)
+
+    def call(*overrides):
+        monkeypatch.setattr(sys, "argv", ["train", *overrides])
+        train.cli()
+
+    yield call
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    signal.signal(signal.SIGTERM, kept)
+
+
+def test_a_sweep_that_is_repeated_in_its_folder_does_what_is_left_and_another_is_refused(here, tmp_path, capsys):
+    swept = ("-m", *SMALL, "progress=false", "hydra.sweep.dir=s", "checkpoint_every=2", "seed=0,1,2")
+    here(*swept)
+    whole = {job: (tmp_path / "s" / job / records.METRICS).read_text() for job in "012"}
+    for job, lines in (("1", 2), ("2", 3)):  # killed after round 0, and after round 2 with a checkpoint
+        path = tmp_path / "s" / job
+        (path / records.METRICS).write_text("\n".join(whole[job].split("\n")[:lines]) + "\n{torn")
+        records.write_status(path, {"status": "running", "planned": 4})
+    (tmp_path / "s" / "1" / trainer.CHECKPOINT).unlink()
+    run(config("seed=2", "rounds=2", "checkpoint_every=2"), tmp_path / "half")
+    (tmp_path / "half" / trainer.CHECKPOINT).replace(tmp_path / "s" / "2" / trainer.CHECKPOINT)
+    with pytest.raises(
+        SystemExit, match="error: s holds another sweep, .*seed=0,1,2: give this one a folder of its own"
+    ):
+        here(*swept[:-1], "seed=3,4,5")
+    here(*swept)
+    assert (tmp_path / "s" / "0" / records.METRICS).read_text() == whole["0"]
+    for job in "12":
+        again = [json.loads(line) for line in (tmp_path / "s" / job / records.METRICS).read_text().splitlines()]
+        assert [row["round"] for row in again[1:]] == [0, 2, 4]
+        last = json.loads(whole[job].splitlines()[-1])
+        assert again[-1] | {"seconds": 0} == last | {"seconds": 0}
+    assert (tmp_path / "s" / "1" / f"cut.{records.METRICS}").exists()
+    assert capsys.readouterr().out.count("sweep: 3 done") == 2
+
+
+def test_jobs_that_share_a_folder_end_the_sweep(here, capsys):
+    with pytest.raises(SystemExit, match="s/x holds a run with seed=0, and this job has seed=1.*hydra.sweep.subdir"):
+        here("-m", *SMALL, "progress=false", "hydra.sweep.dir=s", "hydra.sweep.subdir=x", "seed=0,1")
+
+
+def test_config_files_that_are_edited_during_a_sweep_change_no_later_job(here, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "conf" / "optimizer" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("_target_: torch.optim.SGD\n_partial_: true\nlr: 0.5\n")
+    seen = []
+
+    def edits(config, folder, **options):
+        seen.append((config["seed"], config["optimizer"]["lr"]))
+        file.write_text(file.read_text().replace("0.5", "9.0"))
+
+    monkeypatch.setattr(train, "run", edits)
+    with pytest.raises(SystemExit) as caught:
+        here("-m", "--config-dir", "conf", *SMALL, "progress=false", "optimizer=mine", "seed=range(0,3)")
+    assert seen == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert caught.value.code == 1  # these jobs have left nothing, and that is no success
+    assert "sweep: 3 without a record" in capsys.readouterr().out
+
+
+def test_a_sweep_is_summed_up_however_deep_its_folders_are(tmp_path):
+    for name, status in (("a b/seed=1", "done"), ("a b/seed=0", "failed")):
+        records.write_status(tmp_path / name, {"status": status, "reason": "no disk", "planned": 4})
+    (tmp_path / "sweep.json").write_text('{"overrides": [], "jobs": 4}')
+    expected = f"      failed  seed=0: no disk\nsweep: 1 done, 1 failed, 2 without a record; records: {tmp_path}"
+    assert sweep.summary(tmp_path) == expected
+
+
+def test_an_interval_is_nothing_to_sweep_over(here):
+    with pytest.raises(SystemExit, match=r"error: optimizer.lr=interval\(0.1,1\): there is nothing to count through"):
+        here("-m", *SMALL, "optimizer.lr=interval(0.1,1)")
+
+
+def test_sigterm_ends_a_sweep_with_a_summary_and_how_to_go_on(here, tmp_path, monkeypatch, capsys):
+    def ended(config, folder, **options):
+        with records.Writer(folder, {}, planned=4) as record:
+            record.log({"round": 2})
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(train, "run", ended)
+    with pytest.raises(SystemExit) as caught:
+        here("-m", *SMALL, "progress=false", "hydra.sweep.dir=s", "seed=0,1")
+    assert caught.value.code == 143
+    said = capsys.readouterr()
+    assert re.search("interrupted .*seed=0: ended by SIGTERM\nsweep: 1 interrupted, 1 without a record", said.out)
+    assert "the same command with hydra.sweep.dir=s goes on" in said.err
+    assert records.read(tmp_path / "s" / "0").status["done"] == 2
 
 
 @pytest.mark.slow

@@ -127,7 +127,13 @@ def test_broken_records_name_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run's folder"):
         records.read(tmp_path)
     (tmp_path / records.METRICS).write_text('{"config": {}}\nnonsense\n{"round": 1}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is not JSON: 'nonsense'"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no JSON object: 'nonsense'"):
+        records.read(tmp_path)
+    (tmp_path / records.METRICS).write_text('["config"]\n{"round": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is no JSON object"):
+        records.read(tmp_path)
+    (tmp_path / records.RUN).write_text("")
+    with pytest.raises(ValueError, match=r"run.json is no JSON object"):
         records.read(tmp_path)
 
 

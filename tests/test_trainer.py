@@ -120,6 +120,16 @@ def test_resume_in_the_same_folder_appends(tmp_path):
     assert records.read(tmp_path / "run").status["done"] == 8
 
 
+def test_other_settings_than_the_resumed_run_had_are_told(tmp_path):
+    run(config("rounds=2", "checkpoint_every=2"), tmp_path / "run")
+    said = []
+    resume = f"resume={tmp_path / 'run' / trainer.CHECKPOINT}"  # the file is as good as its folder
+    run(config(resume, "seed=1", "task.curvature=3", "evaluate_every=4"), tmp_path / "on", say=said.append)
+    assert "other settings than it had: seed=0 there and 1 here, task.curvature=1.0 there and 3 here" in said[0]
+    run(config(resume, "launch=blocks", "launch.kind=here"), tmp_path / "same", say=said.append)
+    assert not any("other settings" in text for text in said[2:])
+
+
 def test_another_n_starts_at_the_average_on_request(tmp_path):
     run(config(*CHOCO, "rounds=4", "checkpoint_every=2"), tmp_path / "four")
     fewer = ("n=2", f"resume={tmp_path / 'four'}", "resume_average=true")
@@ -219,6 +229,8 @@ def refused(overrides, tmp_path, monkeypatch):
         (["topology=exponential", "weights=metropolis"], r"metropolis needs an undirected graph"),
         (["algorithm=allreduce", "local_steps=2"], r"local_steps=2, and AllReduce averages every gradient"),
         (["algorithm=gradient_tracking", "overlap=true"], r"overlap=True, and GradientTracking has no overlapped form"),
+        (["~rounds"], r"the config has no rounds: a key can be given another value, not be removed"),
+        (["~task"], r"the config has no task"),
         (["resume=/nowhere"], r"no checkpoint at /nowhere/checkpoint.pt"),
     ],
 )
@@ -239,6 +251,8 @@ def test_resume_refused(tmp_path, monkeypatch):
         ["algorithm=choco", resume], tmp_path, monkeypatch
     )
     assert "resume with the same algorithm, model and dtype" in refused(["task.d=11", resume], tmp_path, monkeypatch)
+    text = refused(["optimizer.lr=0.01", resume], tmp_path, monkeypatch)  # the checkpoint's would be taken
+    assert re.search(r"with optimizer.lr=0.1 there and 0.01 here: the optimizer goes on as it was saved", text)
     (tmp_path / "run" / trainer.CHECKPOINT).write_bytes(b"torn")
     assert "checkpoint.pt cannot be read as a checkpoint" in refused([resume], tmp_path, monkeypatch)
 
