@@ -1,7 +1,8 @@
 """W&B as a guest: one run per job, opened in the process that started it, and no error of it ever ends a training.
 
 `tracker` gives an object with `log` and `finish`, or one of the same face that does nothing. The run's own record
-(`experiments.records`) does not need it. WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY are honoured.
+(`experiments.records`) does not need it. W&B's variables (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR, WANDB_NAME,
+WANDB_RUN_GROUP, …) are honoured.
 """
 
 import hashlib
@@ -9,7 +10,9 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +73,13 @@ class Tracker(Off):
             return
         self._finished = True
         self._safely(lambda: self._run.finish(exit_code=int(failed)))
-        if parts := offline_parts(self._folder):
+        if parts := offline_parts(self._folder) or self._elsewhere():
             log.info("to upload: wandb sync %s", " ".join(map(str, parts)))
+
+    def _elsewhere(self) -> list[str]:
+        """This run's own folder where WANDB_DIR, which many runs share, holds it."""
+        settings = getattr(self._run, "settings", None)
+        return [settings.sync_dir] if settings is not None and self._run.offline else []
 
     def _usable(self, what: str) -> bool:
         if os.getpid() != self._pid:
@@ -120,10 +128,10 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "gossip-sgd",
             entity=os.environ.get("WANDB_ENTITY") or None,
-            dir=str(folder),
+            dir=os.environ.get("WANDB_DIR") or str(folder),
+            group=os.environ.get("WANDB_RUN_GROUP") or group(config),
+            name=os.environ.get("WANDB_NAME") or _name(config),
             config=records.encode(config),
-            group=group(config),
-            name=_name(config),
             mode={"dryrun": "offline", "run": "online"}.get(mode, mode),  # type: ignore[arg-type]
             settings=wandb.Settings(
                 silent=True,
@@ -141,17 +149,19 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
         for names in ("eval/*", "consensus/*", "train/*"):
             run.define_metric(names, step_metric="round")
     except Exception as error:
-        log.warning(
-            "W&B did not start, the run goes on without it (%s: %s). Its record is in %s all the same; track=off "
-            "silences this.",
-            type(error).__name__,
-            error,
-            folder,
-        )
+        text = f"W&B did not start, the run goes on without it ({type(error).__name__}: {error})"
+        log.warning("%s. Its record is in %s all the same; track=off silences this.", text, folder)
+        _tell(text)
         return Off()
     if not run.offline:
         log.info("W&B: %s", run.url)
     return Tracker(run, Path(folder))
+
+
+@cache
+def _tell(text: str) -> None:
+    """On the console, where a log file would not be looked at until it is too late; once, also in a sweep."""
+    print(f"warning: {text}; track=off silences this", file=sys.stderr, flush=True)
 
 
 def offline_parts(folder: str | Path) -> list[Path]:

@@ -88,7 +88,7 @@ def test_a_second_part_is_listed_beside_the_first(tmp_path):
     assert len(tracking.offline_parts(tmp_path)) == 2
 
 
-def test_the_environment_is_honoured(tmp_path, monkeypatch):
+def test_the_environment_is_honoured(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     monkeypatch.setenv("WANDB_ENTITY", "us")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -96,6 +96,14 @@ def test_the_environment_is_honoured(tmp_path, monkeypatch):
     track.finish()
     run, _, _ = offline(tmp_path)
     assert (run["project"], track._run.settings.entity) == ("mine", "us")
+    monkeypatch.setenv("WANDB_NAME", "first")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "ours")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "scratch"))
+    caplog.set_level(logging.INFO)
+    tracking.tracker("offline", CONFIG, tmp_path / "run").finish()
+    run, _, _ = offline(tmp_path / "scratch")
+    assert (run["name"], run["group"]) == ("first", "ours")
+    assert f"wandb sync {tmp_path}/scratch/wandb/offline-run-" in caplog.text
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert type(tracking.tracker("online", CONFIG, tmp_path)) is tracking.Off
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -129,7 +137,7 @@ def test_errors_of_the_tracker_never_end_training(tmp_path, caplog):
     assert "training goes on (ValueError: NaN in a histogram)" in caplog.text
 
 
-def test_a_tracker_that_cannot_start_is_one_warning(tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_cannot_start_is_one_warning(tmp_path, monkeypatch, caplog, capsys):
     import wandb
 
     def refuse(**_):
@@ -141,6 +149,8 @@ def test_a_tracker_that_cannot_start_is_one_warning(tmp_path, monkeypatch, caplo
     track.finish()
     assert "the run goes on without it (TimeoutError: no network)" in caplog.text
     assert len(caplog.records) == 1
+    tracking.tracker("online", CONFIG, tmp_path / "next job")
+    assert capsys.readouterr().err.count("(TimeoutError: no network); track=off silences this") == 1  # of a whole sweep
 
 
 class Counting:
