@@ -465,10 +465,14 @@ def _parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], dict[st
         key, equals, value = argument.partition("=")
         if not equals or Path(argument).exists():
             folders.append(argument)
-        elif key.lstrip("-") in _OPTIONS:
-            options[key.lstrip("-")] = value
-        else:
-            where[key] = value
+            continue
+        known = key.lstrip("-") in _OPTIONS
+        into, key = (options, key.lstrip("-")) if known else (where, key)
+        if key in into:
+            raise ValueError(f"{key}= is given twice: separate several values by commas, {key}={into[key]},{value}")
+        if not value:
+            raise ValueError(f"{key}= is empty: give it a value, or leave it out")
+        into[key] = value
     return folders, options, where
 
 
@@ -493,13 +497,14 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         say(USAGE)
         return 0 if arguments else 2
-    folders, options, where = _parse([a for a in arguments if a not in ("--list", "list=true")])
+    rest = [a for a in arguments if a not in ("--list", "list=true")]
     try:
+        folders, options, where = _parse(rest)
         if not folders:
             raise ValueError("no folder is given: the first words say where the runs are, such as runs/latest.")
         if strange := [f for f in folders if f.startswith("-")]:
             raise ValueError(f"{strange[0]} is no option: options are written key=value. See --help.")
-        if len(folders) + len(options) + len(where) < len(arguments):
+        if len(rest) < len(arguments):
             say(listing(find(folders)[0]))
             return 0
         target = options.pop("target", None)
@@ -516,8 +521,13 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
             path = Path(out)
             if path.suffix not in (".png", ".svg", ".pdf"):
                 raise ValueError(f"out={out} ends in {path.suffix or 'nothing'}: use .png, .svg or .pdf")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            result.figure.savefig(path, dpi=150)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                result.figure.savefig(path, dpi=150)
+            except OSError as error:
+                raise ValueError(
+                    f"the figure cannot be written ({error}): say where by out=FILE, or out=null"
+                ) from None
             tell(f"figure: {path}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

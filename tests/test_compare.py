@@ -172,7 +172,7 @@ def test_a_broken_record_does_not_hide_the_others(tmp_path):
     broken.write_text(broken.read_text().replace('"round": 20', '"round" 20'))
     result = compare(tmp_path, figure=False)
     assert result.rows[0]["runs"] == 1
-    assert "line 4 is not JSON" in result.notes[0]
+    assert "line 4 is no JSON object" in result.notes[0]
 
 
 def test_unknown_keys_name_what_is_near_and_what_there_is(sweep):
@@ -299,6 +299,9 @@ def test_the_command_prints_the_table_and_writes_the_figure_without_a_display(sw
         (["{}", "format=html"], "format=html is not one of text"),
         (["{}", "--verbose"], "--verbose is no option"),
         (["{}/none"], "does not exist"),
+        (["{}", "seed=0", "seed=1"], "seed= is given twice: separate several values by commas, seed=0,1"),
+        (["{}", "y="], "y= is empty"),
+        (["{}", "topology=ring", "out=/dev/null/figure.png"], "the figure cannot be written"),
     ],
 )
 def test_bad_arguments_are_one_line(sweep, capsys, arguments, words):
