@@ -65,7 +65,8 @@ def wrap(
         model: whose buffers (BatchNorm statistics) `buffers` and `average_model` are about, and whose parameters' names the
             ranks compare; an optimizer that was given `named_parameters()` knows these itself.
         buffers: "local" leaves them to each worker; "mix" mixes the floating ones by W at each exchange, of running
-            variances the second moment, so that they come to hold what the workers' means differ by. Counters are local.
+            variances the second moment, so that they come to hold what the workers' means differ by. Counters are local, and
+            so are the vectors of spectral_norm.
         transport: the processes; made from `process_group` if None, with connections and threads of its own, which last until
             `disconnect`: to many wraps in one process give one.
         process_group: some of the ranks (all if None), for example the outer dimension of a `DeviceMesh` whose inner one
@@ -203,7 +204,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         row.show(algorithm.params(self.gossip))
         row.refresh()
         self._buckets = Buckets(row, self.net, buckets) if buckets > 1 else None
-        self._buffers = _Buffers(model) if mix_buffers and model is not None and buffers else None
+        self._buffers = _Buffers(model) if mix_buffers and model is not None and _mixed(model) else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -510,12 +511,21 @@ class GossipOptimizer(torch.optim.Optimizer):
         raise refuse_copy(self)
 
 
+# the unit vectors of torch's two spectral_norms: a mean of unit vectors is none, and the norm would be underestimated
+SINGULAR = {"_u", "_v", "weight_u", "weight_v"}
+
+
+def _mixed(model: nn.Module) -> list[str]:
+    floating = (name for name, b in model.named_buffers() if b.is_floating_point())
+    return [name for name in floating if name.rpartition(".")[2] not in SINGULAR]
+
+
 class _Buffers:
     """A module's floating buffers as a row to be mixed; running variances travel as second moments."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.names = [name for name, b in model.named_buffers() if b.is_floating_point()]
+        self.names = _mixed(model)
         buffers = self.buffers
         dtype = torch.float32
         for b in buffers:
