@@ -99,12 +99,11 @@ def train(
         row = metrics.measured(task, net, x, run.progress.losses)
         row["train/loss"] = float(losses.nanmean())  # a slow worker may not have made a step yet
         row |= metrics.axes(
+            task,
             queue.updates // work if grid is None else queue.updates / work,  # a record has one row a round
             queue.updates / net.n,
             float(bits.double().mean()),
             seconds,
-            getattr(task, "batch_size", None),
-            getattr(task, "size", None),
             net.n,
             queue.time,
         )

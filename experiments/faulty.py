@@ -247,12 +247,11 @@ class _Run:
         row = metrics.measured(task, net, self.algorithm.params(self.state), self.losses)
         bits = net.gather(self.bits[self.own] + net.meter.bits[net.rows])
         row |= metrics.axes(
+            task,
             self.round,
             self.round * self.config["local_steps"],
             float(bits.double().mean()),
             self.seconds,
-            getattr(task, "batch_size", None),
-            getattr(task, "size", None),
             net.n,
         )
         row["workers"] = net.n

@@ -182,12 +182,11 @@ class Gallery:
         x, losses = torch.cat([look.x for look in looks]), torch.tensor([look.loss for look in looks])
         row = metrics.measured(task, _Here(), x, losses)
         row |= metrics.axes(
+            task,
             round,
             round * self.config["local_steps"],
             sum(look.bits for look in looks) / count,
             sum(look.seconds for look in looks) / count,
-            getattr(task, "batch_size", None),
-            getattr(task, "size", None),
             self.config["n"],
         )
         row["workers"] = count

@@ -67,33 +67,35 @@ def summary(workers: Mapping[str, Tensor], averaged: Mapping[str, Tensor]) -> di
 
 
 def axes(
+    task: Any,
     round: float,
     steps: float,
     bits: float,
     seconds: float,
-    batch_size: float | None = None,
-    size: int | None = None,
     n: int = 1,
     simulated: float | None = None,
 ) -> dict[str, float]:
     """Every x-axis of one evaluation.
 
     Args:
+        task: samples and epochs follow from its `batch_size`, of a step, and its `size`, of all workers' data, where it has them.
         round: rounds done.
         steps: local steps done, mean over workers.
         bits: bits sent so far, mean over workers; a megabyte is 8·10⁶ of them.
         seconds: wall time of training, without evaluation.
-        batch_size, size, n: samples a step, training samples of all workers, and workers, where the task knows them.
+        n: workers.
         simulated: seconds that it would have taken by `cost`, until the last worker is through.
 
-    >>> axes(10, steps=20, bits=16e6, seconds=1.5, batch_size=32, size=1280, n=4)
+    >>> from types import SimpleNamespace
+    >>> axes(SimpleNamespace(batch_size=32, size=1280), 10, steps=20, bits=16e6, seconds=1.5, n=4)
     {'round': 10, 'bits': 16000000.0, 'megabytes': 2.0, 'seconds': 1.5, 'samples': 640, 'epoch': 2.0}
     """
     row: dict[str, float] = {"round": round, "bits": bits, "megabytes": bits / 8e6, "seconds": seconds}
-    if batch_size is not None:
-        row["samples"] = steps * batch_size
+    batch, size = getattr(task, "batch_size", None), getattr(task, "size", None)
+    if batch is not None:
+        row["samples"] = steps * batch
         if size:
-            row["epoch"] = steps * batch_size * n / size
+            row["epoch"] = steps * batch * n / size
     if simulated is not None:
         row["simulated"] = simulated
     return row

@@ -215,12 +215,11 @@ def train(
         bits = net.gather(net.meter.bits[net.rows])
         row = metrics.measured(task, net, x, losses)
         row |= metrics.axes(
+            task,
             done,
             done * steps,
             float(bits.double().mean()),
             seconds,
-            getattr(task, "batch_size", None),
-            getattr(task, "size", None),
             net.n,
             None if watch is None else watch.timeline.seconds,
         )

@@ -2,6 +2,7 @@
 rows."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -52,12 +53,12 @@ def test_small_disagreement_on_large_parameters_is_not_lost():
 
 
 def test_every_axis_is_in_every_row():
-    row = metrics.axes(100, 200, bits=8e6, seconds=2.0, batch_size=32, size=1437, n=16)
+    row = metrics.axes(SimpleNamespace(batch_size=32, size=1437), 100, 200, bits=8e6, seconds=2.0, n=16)
     assert list(row) == ["round", "bits", "megabytes", "seconds", "samples", "epoch"]
     assert {*row, "simulated"} == set(metrics.AXES)
-    assert metrics.axes(1, 1, 0, 0, simulated=2.5)["simulated"] == 2.5
+    assert metrics.axes(None, 1, 1, 0, 0, simulated=2.5)["simulated"] == 2.5
     assert (row["samples"], row["megabytes"], round(row["epoch"], 3)) == (6400, 1.0, 71.26)
-    assert set(metrics.axes(1, 1, 0, 0)) == {"round", "bits", "megabytes", "seconds"}
+    assert set(metrics.axes(None, 1, 1, 0, 0)) == {"round", "bits", "megabytes", "seconds"}
 
 
 def test_the_last_batch_losses_are_averaged():
