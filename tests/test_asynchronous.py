@@ -9,7 +9,7 @@ import pytest
 import torch
 from placed import Problem, pushed, sgd
 from support import launch, values
-from test_trainer import config, rows
+from test_trainer import assert_same, config, rows
 
 import gossip
 import graphs
@@ -662,14 +662,6 @@ def test_other_refusals():
 SLOW = ("clock=asynchronous", "cost=stragglers", "algorithm=dpsgd", "optimizer=momentum")
 
 
-def same_rows(got, expected):
-    assert len(got) == len(expected) > 3
-    for one, other in zip(got, expected):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert one[name] == pytest.approx(other[name], rel=0, abs=1e-10, nan_ok=True), (name, one["round"])
-
-
 def test_a_config_runs_and_resumes_in_any_launch(tmp_path):
     unbroken = run_config(config(*SLOW), tmp_path / "unbroken", keep=True)
     assert unbroken.shape == (5, 4, 10)
@@ -683,7 +675,7 @@ def test_a_config_runs_and_resumes_in_any_launch(tmp_path):
     run_config(config(*SLOW, *blocks, "rounds=5", "checkpoint_every=3"), tmp_path / "first")
     resumed = run_config(config(*SLOW, f"resume={tmp_path / 'first'}"), tmp_path / "second", keep=True)
     torch.testing.assert_close(resumed, unbroken[-2:], rtol=0, atol=1e-10)
-    same_rows([row for row in rows(tmp_path / "second") if row["round"] != 5], found)
+    assert_same([row for row in rows(tmp_path / "second") if row["round"] != 5], found)
 
 
 def test_evaluations_lie_on_a_grid_of_virtual_seconds(tmp_path):
