@@ -298,6 +298,24 @@ def test_unbiased_random_k_is_unbiased_with_the_stated_variance():
     assert RandK(0.75, unbiased=True).delta(d) == pytest.approx(2 - 1 / 0.75)
 
 
+@pytest.mark.parametrize(
+    "compressor", [RandK(0.5), gossip.Threshold(), gossip.BlockTopK(0.5), gossip.LowRank(1)], ids=repr
+)
+def test_rows_are_rows_of_floating_point_numbers_and_lose_their_graph(compressor):
+    for x in (torch.ones(8), torch.ones(2, 2, 2), torch.ones(2, 4, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"a compressor takes rows \(m, d\) of floating-point numbers, and got \("):
+            compressor(x, keys(2))
+    x = torch.arange(1.0, 17).view(2, 8)
+    payload = compressor(x.clone().requires_grad_(), keys(2))
+    assert not payload.dense().requires_grad
+    assert torch.equal(payload.dense(), compressor(x, keys(2)).dense())
+
+
+def test_random_k_needs_a_key_for_every_row():
+    with pytest.raises(ValueError, match=r"key=\(2,\) keys for 3 rows: pass one int64 key per row"):
+        RandK(0.5)(torch.ones(3, 8), keys(2))
+
+
 def test_random_k_needs_a_key():
     with pytest.raises(ValueError, match=r"key=None: pass one int64 key per row, gossip\.rng\.key"):
         RandK(0.1)(torch.ones(1, 10))
@@ -343,7 +361,7 @@ def test_reference_bits():
 
 
 @pytest.mark.parametrize("cls", [c for c in CLASSES if "ratio" in {f.name for f in dataclasses.fields(c)}])
-@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.0001, 100, float("nan")])
+@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.0001, 100, float("nan"), "0.1", None])
 def test_a_ratio_outside_zero_to_one_is_refused(cls, ratio):
     with pytest.raises(ValueError, match=r"is not in \(0, 1\].*fraction of coordinates that is kept") as caught:
         cls(ratio=ratio)

@@ -347,6 +347,36 @@ def test_a_composition_errs_by_the_sum_of_both(x):
     assert torch.allclose(both, first + second, rtol=1e-9, atol=1e-9 * float(x.square().sum()) + 1e-300)
 
 
+@pytest.mark.parametrize(
+    "quantiser", [gossip.Sign(), gossip.OneBit(), gossip.StochasticRounding(bits=1), gossip.LowRank(1)], ids=repr
+)
+def test_what_a_quantiser_makes_of_the_padding_of_a_last_block_is_not_added(quantiser):
+    """Sign makes a number of each of the three zeros that fill the second block, all of which went to the last coordinate."""
+    x = gaussian(2, 5)
+    padded = torch.nn.functional.pad(x, (0, 3))
+    values = quantiser(padded, rng.key(0, "compose", keys(2)))
+    payload = Compose(BlockTopK(1.0, block=4), quantiser)(x, keys(2))
+    assert torch.equal(payload.dense(), values.dense()[:, :5])
+    into = torch.zeros(2, 5, dtype=torch.float64)
+    payload.add_to(into)
+    assert torch.equal(into, payload.dense())
+
+
+@pytest.mark.parametrize(
+    ("compressor", "x"),
+    [
+        (RandK(0.5, unbiased=True), torch.full((3, 8), 3e38)),  # times d/k
+        (LowRank(1), torch.full((3, 400), 6e4, dtype=torch.float16)),  # the norms of columns
+    ],
+    ids=repr,
+)
+def test_what_leaves_the_range_of_the_dtype_is_refused(compressor, x):
+    x[:2] /= 4096
+    assert compressor(x[:2], keys(2)).dense().isfinite().all()
+    with pytest.raises(NotFinite, match="row 2 of the 3 rows"):
+        compressor(x, keys(3))
+
+
 def test_composed_bits():
     x = gaussian(1, 2000, dtype=torch.float32)
     q = Compose(TopK(0.01), Sign())(x)

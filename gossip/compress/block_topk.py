@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .payload import Payload, Placed, check_ratio, kept, refuse_non_finite
+from .payload import Payload, Placed, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse, check_indices, sparse
 from .topk import largest
 
@@ -40,13 +40,15 @@ class BlockTopK:
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
         check_indices(self.indices)
-        if self.block < 1:
+        if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(
-                f"block={self.block!r} is below 1: it is how many neighbouring coordinates are kept together"
+                f"block={self.block!r} is not a whole number of at least 1: it is how many neighbouring coordinates are kept "
+                "together"
             )
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Blocks:
         """Compress each row of (m, d)."""
+        x = checked_rows(x)
         m, d = x.shape
         whole, b = d // self.block * self.block, self.block
         energy = _energy(x, whole, b)
@@ -112,10 +114,12 @@ class Blocks(Placed, Payload):
         return Blocks(self.inner.like((values, *parts[1:])), self.d, self.b)
 
     def placed(self) -> Sparse:
-        """Each value with its own index; those of padding, which are zero, at the last coordinate."""
+        """Each value with its own index; those of padding, of which a quantiser may have made something, are zero."""
         inner = self.inner.placed() if not isinstance(self.inner, Sparse) else self.inner  # type: ignore[attr-defined]
         place = inner.index.long()[:, :, None] * self.b + torch.arange(self.b, device=inner.index.device)
-        return Sparse(self.values, place.flatten(1).clamp_(max=self.d - 1), self.d)
+        place = place.flatten(1)
+        values = self.values.masked_fill(place >= self.d, 0) if self.d % self.b else self.values
+        return Sparse(values, place.clamp_(max=self.d - 1), self.d)
 
     def dense(self) -> Tensor:
         zeros = self.values.new_zeros(len(self.values), self.d)

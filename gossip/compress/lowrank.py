@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..plan import Block
-from .payload import Payload, refuse_non_finite
+from .payload import Payload, checked_rows, refuse_non_finite
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ class LowRank:
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank!r} is below 1: it is how many directions of a matrix are sent")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(
+                f"rank={self.rank!r} is not a whole number of at least 1: it is how many directions of a matrix are sent"
+            )
 
     def matrix(self, d: int) -> tuple[int, int, int]:
         """(a, b, r) for rows of d numbers."""
@@ -57,6 +59,7 @@ class LowRank:
 
     def __call__(self, x: Tensor, key: Tensor | None = None, memory: Tensor | None = None) -> Factors:
         """Compress each row of (m, d); `key` (m,) draws the start where there is none."""
+        x = checked_rows(x)
         m, d = x.shape
         a, b, r = self.matrix(d)
         M = x.to(_working(x))
@@ -73,10 +76,11 @@ class LowRank:
             Q = torch.where(dead, rng.normal(key, b * r, M.dtype).view(m, b, r), Q)
         P = orthonormal(M @ Q)
         Q = M.mT @ P
-        refuse_non_finite(Q.isfinite().flatten(1).all(1))
+        sent = Q.to(x.dtype)
+        refuse_non_finite(sent.isfinite().flatten(1).all(1))
         if memory is not None:
             memory.copy_(_unit(Q))
-        return Factors(P.to(x.dtype), Q.to(x.dtype), d)
+        return Factors(P.to(x.dtype), sent, d)
 
     @property
     def gamma(self) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -101,6 +103,7 @@ def memory_of(compressor: Any, x: Tensor) -> Any:
 
 def compress(compressor: Any, x: Tensor, key: Tensor | None, memory: Any) -> Payload:
     """The payload of rows x (m, d), with the memory that `memory_of` made."""
+    x = checked_rows(x)
     payload = compressor(x, key) if memory is None else compressor(x, key, memory)
     if not isinstance(payload, Payload):
         raise TypeError(
@@ -110,10 +113,21 @@ def compress(compressor: Any, x: Tensor, key: Tensor | None, memory: Any) -> Pay
     return payload
 
 
+def checked_rows(x: Tensor) -> Tensor:
+    """Rows (m, d) to compress, without their graph."""
+    if x.ndim != 2 or not x.is_floating_point():
+        raise ValueError(
+            f"a compressor takes rows (m, d) of floating-point numbers, and got {tuple(x.shape)} of {x.dtype}: one vector is "
+            "x[None], whole numbers are x.float()"
+        )
+    return x.detach()
+
+
 def check_ratio(ratio: float) -> None:
     """A ratio is the fraction of coordinates that is kept."""
-    if not 0 < ratio <= 1:
-        hint = f"; to keep one coordinate in {ratio:g}, write {1 / ratio:g}" if ratio > 1 else ""
+    number = isinstance(ratio, int | float)
+    if not number or not 0 < ratio <= 1:
+        hint = f"; to keep one coordinate in {ratio:g}, write {1 / ratio:g}" if number and ratio > 1 else ""
         raise ValueError(
             f"ratio={ratio!r} is not in (0, 1]: it is the fraction of coordinates that is kept, 0.01 sends 1 %{hint}"
         )
@@ -138,6 +152,15 @@ class NotFinite(ValueError):
     def of(self, workers: Tensor) -> NotFinite:
         """The same, with the worker named; `workers` are the ids of the rows."""
         return NotFinite(self.row, self.rows, self.bad, int(workers[self.row]))
+
+
+@contextmanager
+def naming(workers: Tensor) -> Generator[None]:
+    """Inside, a compressor that refuses a row names its worker; `workers` (m,) are the ids of the rows."""
+    try:
+        yield
+    except NotFinite as error:
+        raise error.of(workers) from None
 
 
 def refuse_non_finite(finite: Tensor) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .. import rng
-from .payload import Payload, Placed, check_ratio, kept, refuse_non_finite
+from .payload import Payload, Placed, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse
 
 
@@ -39,15 +39,19 @@ class RandK:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Keyed:
         """Compress each row of (m, d); `key` (m,) is required."""
-        if key is None:
+        x = checked_rows(x)
+        if key is None or key.shape != x.shape[:1]:
+            found = "None" if key is None else f"{tuple(key.shape)} keys for {len(x)} rows"
             raise ValueError(
-                "RandK draws at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)"
+                f"RandK draws at random and got key={found}: pass one int64 key per row, gossip.rng.key(seed, …)"
             )
         d = x.shape[1]
         k = self.kept(d)
         values = x.gather(1, rng.sample(key, d, k))
+        if self.unbiased:
+            values.mul_(d / k)
         refuse_non_finite(values.isfinite().all(1))
-        return Keyed(values.mul_(d / k) if self.unbiased else values, key[:, None], d)
+        return Keyed(values, key[:, None], d)
 
     @property
     def gamma(self) -> float:

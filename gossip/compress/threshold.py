@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..plan import Block
 from .index import pack, packed_bytes, unpack
-from .payload import Payload, check_ratio, kept, refuse_non_finite
+from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse
 from .topk import largest
 
@@ -48,6 +48,7 @@ class Threshold:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Kept:
         """Compress each row of (m, d)."""
+        x = checked_rows(x)
         m, d = x.shape
         cap = kept(self.ratio, d)
         index = largest(x, cap)

@@ -37,7 +37,7 @@ class WarmUp:
     factor: float = 4.0
 
     def __post_init__(self) -> None:
-        if not hasattr(self.compressor, "ratio"):
+        if not isinstance(getattr(self.compressor, "ratio", None), int | float):
             raise ValueError(
                 f"{type(self.compressor).__name__} has no `ratio` to warm up: take TopK, RandK, BlockTopK or Threshold"
             )
