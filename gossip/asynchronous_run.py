@@ -9,13 +9,15 @@ from torch import Tensor
 
 from . import checkpoint
 from .algorithm import Algorithm
+from .compress.payload import naming
 from .events import HALF, PUSH, Event, EventQueue
+from .lockstep import checked_gradient
 from .meeting import Meeting
 from .optimizer import OptimizerFactory
 from .rows import RowBuffers, RowOptimizers, changed, gather, head, put, spread, write
 
 # Rows (k, d), their workers (k,) and local steps (k,) → gradients (k, d), or (gradients, losses (k,)).
-Gradient = Callable[[Tensor, Tensor, Tensor], Any]
+WorkerGradient = Callable[[Tensor, Tensor, Tensor], Any]
 
 WINDOW = 8  # events planned at once, per worker
 BATCH = 128  # gradients evaluated in one call; more are no faster
@@ -62,7 +64,7 @@ class AsynchronousRun:
     """
 
     def __init__(
-        self, algorithm: Algorithm, gradient: Gradient, queue: EventQueue, net: Meeting, x: Tensor, weigh: bool = False
+        self, algorithm: Algorithm, gradient: WorkerGradient, queue: EventQueue, net: Meeting, x: Tensor, weigh: bool = False
     ) -> None:
         self.algorithm, self.gradient, self.queue, self.net = algorithm, gradient, queue, net
         self.graph, self.meet, self._weigh = queue.graph, queue.meet, weigh
@@ -211,7 +213,8 @@ class AsynchronousRun:
             number = {w: e.number for e in wave for w in e.rows}
             weights = [(self.graph.weights(e.link), [place[w] for w in e.rows]) for e in wave if e.link]
             self.net.enter(self._meetings, workers, weights, [number[w] for w in workers], pairs)
-            part = self.algorithm.communicate(part, self.net)
+            with naming(self.net.rows):
+                part = self.algorithm.communicate(part, self.net)
         if stepping and mixes and not first:
             self._compute(part, index[:stepping])
         put(p.state, index, part, self._memory, slots)
@@ -255,7 +258,7 @@ class AsynchronousRun:
             with torch.enable_grad():  # the task may use autograd
                 found = self.gradient(x, self.workers[rows], step)
             g, losses = found if isinstance(found, tuple) else (found, None)
-            write(p.gradients, rows, g.detach())
+            write(p.gradients, rows, checked_gradient(g, x).detach())
             if losses is not None:
                 p.due[rows] = losses.detach().to(p.due)
         self._begun.clear()

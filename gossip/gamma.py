@@ -7,11 +7,20 @@ from torch import Tensor
 
 from graphs import slem
 
-from .compress import Identity
+from .compress import Identity, Moniqua
 
 
 def check_gamma(gamma: float | str | None, compressor: Any) -> None:
     """A consensus step size: a number in (0, 2], None where the compressor has a start value, or "auto"."""
+    if isinstance(compressor, type) or not callable(compressor):
+        raise ValueError(
+            f"compressor={compressor!r} is no compressor: pass an instance, such as gossip.TopK(0.01) or gossip.Identity()"
+        )
+    if isinstance(compressor, Moniqua):
+        raise ValueError(
+            f"compressor={compressor!r} is no contraction: differences beyond θ would be read modulo 2θ; use an algorithm made "
+            "for it, or a compressor that states δ, such as gossip.LInf(8)"
+        )
     if gamma == "auto":
         return
     if gamma is None and not hasattr(compressor, "gamma"):

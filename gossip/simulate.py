@@ -78,7 +78,7 @@ def simulate(
     Args:
         task: a `Task`, or just a function (x (m, d), workers (m,), step) → gradients (m, d), which then needs `x0`.
         mixing: a schedule, a mixing matrix, or a topology (which then mixes by its default weights).
-        x0: the start, (d,) for all workers or (n, d); the task's own if None.
+        x0: the start, (d,) for all workers or (n, d); the task's own if None. Half precision becomes float32.
         force: run although the algorithm refuses the schedule, with a warning.
         cost: seconds of steps and messages, from which the records' `seconds` follow.
         clock: `gossip.Asynchronous(…)`: every worker at its own pace; a round is n · local_steps gradients then. Rounds in
@@ -117,7 +117,7 @@ def simulate(
     workers = getattr(task, "n", n)
     if workers != n:
         raise ValueError(f"the task has {workers} workers and the mixing {n}: give both the same n")
-    x = (x0.reshape(-1).expand(n, -1) if x0.ndim < 2 else x0).clone(memory_format=torch.contiguous_format)
+    x = _mixable(x0.reshape(-1).expand(n, -1) if x0.ndim < 2 else x0).clone(memory_format=torch.contiguous_format)
     if x0.ndim > 2 or x.shape[0] != n:
         raise ValueError(f"x0 has shape {tuple(x0.shape)} and the mixing {n} workers: pass (d,) or ({n}, d)")
     algorithm = resolved(algorithm, schedule, x.shape[1], getattr(task, "layout", None))
@@ -139,12 +139,6 @@ def simulate(
             result = function(x, net.rows, step)
         if isinstance(result, tuple):
             result, losses = result
-        if not isinstance(result, Tensor) or (result.shape, result.dtype) != (x.shape, x.dtype):
-            said = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-            raise ValueError(
-                f"the task's gradient at {x.dtype} rows {tuple(x.shape)} is {said}: return a tensor like the rows, or a pair of "
-                "that and losses (m,)"
-            )
         return result
 
     for k, state in lockstep(algorithm, oracle, net, algorithm.init(x), rounds, 0, local_steps, overlap):
@@ -173,7 +167,7 @@ def consensus(
     .. math:: q_i = C(x_i − \\hat x_i), \\; \\hat x_i ← \\hat x_i + q_i, \\; x_i ← x_i + γ Σ_j W_{ij} (\\hat x_j − \\hat x_i)
 
     Args:
-        x: rows (n, d), or (n,) for one number per worker; left as it is.
+        x: rows (n, d), or (n,) for one number per worker; left as it is. Half precision is mixed in float32.
         mixing: a schedule, a mixing matrix, or a topology.
         gamma: consensus step size γ of CHOCO-Gossip; the compressor's start value if None, "auto" for a probe.
         history: also return (1/n) Σ ‖x_i − x̄‖² after each round, (rounds,) float64.
@@ -196,7 +190,7 @@ def consensus(
     algorithm: Algorithm = DPSGD() if compressor is None else Choco(compressor=compressor, gamma=gamma)
     check(algorithm, schedule, force=force)
     net = Network(schedule, seed=seed)
-    rows = x.detach().reshape(len(x), -1).clone(memory_format=torch.contiguous_format)
+    rows = _mixable(x.detach()).reshape(len(x), -1).clone(memory_format=torch.contiguous_format)
     algorithm = resolved(algorithm, schedule, rows.shape[1])
     state = algorithm.init(rows)
     distances = []
@@ -205,5 +199,10 @@ def consensus(
         state = algorithm.communicate(state, net)
         if history:
             distances.append(consensus_distance(rows))
-    out = rows.view_as(x)
+    out = rows.view_as(x).to(x.dtype)
     return (out, torch.tensor(distances, dtype=torch.float64)) if history else out
+
+
+def _mixable(x: Tensor) -> Tensor:
+    """Half precision in float32: averages of averages that are rounded to bfloat16 leave the mean, and never meet."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -315,6 +315,46 @@ def test_simulate_refuses_what_cannot_run():
         start(Task(), gossip.DPSGD(), graphs.uniform(graphs.star(6)), 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_mixed_in_float32(dtype):
+    """Mixed in bfloat16 the mean of these rows moves by 0.3, and they stay 0.6 apart."""
+    x = (torch.randn(16, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3).to(dtype)
+    mixed, distance = gossip.consensus(x, graphs.ring(16), 300, history=True)
+    assert mixed.dtype == dtype
+    assert float(distance[-1]) < 1e-9
+    assert torch.allclose(mixed.double(), x.double().mean(0), rtol=torch.finfo(dtype).eps, atol=0)
+    *_, last = simulate(lambda x, *_: torch.zeros_like(x), gossip.SGP(), graphs.ring(16), 50, x0=x)
+    assert last.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("clock", [None, gossip.Asynchronous()], ids=["lockstep", "asynchronous"])
+@pytest.mark.parametrize("algorithm", [gossip.DPSGD(), gossip.AllReduce(), gossip.GradientTracking()], ids=repr)
+@pytest.mark.parametrize("row", [lambda x: x[0], lambda x: x[:1], lambda x: x.double(), lambda x: x.tolist()])
+def test_a_gradient_is_never_broadcast_or_cast(clock, algorithm, row):
+    with pytest.raises(
+        ValueError, match=r"the task's gradient at torch.float32 rows \(6, 3\) is .*: return a tensor like"
+    ):
+        list(simulate(lambda x, *_: row(x), algorithm, graphs.ring(6), 2, x0=torch.zeros(3), clock=clock))
+
+
+@pytest.mark.parametrize("clock", [None, gossip.Asynchronous(), gossip.Asynchronous(groups=2)], ids=repr)
+def test_whoever_diverges_is_named_under_any_clock(clock):
+    def gradient(x, workers, step):
+        late = (workers == 5) & (torch.as_tensor(step) == 3)
+        return torch.where(late[:, None], torch.nan, x)
+
+    algorithm = gossip.Choco(compressor=gossip.TopK(0.5))
+    with pytest.raises(gossip.NotFinite, match=r"row \d+ \(worker 5\) of the \d+ rows"):
+        list(simulate(gradient, algorithm, graphs.ring(8), 10, x0=torch.zeros(4), clock=clock))
+
+
+@pytest.mark.parametrize("cls", [gossip.Choco, gossip.DeepSqueeze, gossip.EFDPSGD])
+@pytest.mark.parametrize("compressor", [gossip.TopK, None, "topk", gossip.Moniqua()], ids=repr)
+def test_what_is_no_compressor_or_no_contraction_is_refused(cls, compressor):
+    with pytest.raises(ValueError, match=r"compressor=.* is no (compressor: pass an instance|contraction: )"):
+        cls(compressor=compressor, gamma=0.5)
+
+
 @pytest.mark.parametrize("gamma", [0, -1, 2.5, float("nan")])
 def test_a_consensus_step_outside_zero_to_two_is_refused(gamma):
     with pytest.raises(ValueError, match=r"gamma=.* is not in \(0, 2\]"):
