@@ -14,7 +14,7 @@ import gossip
 from experiments import metrics
 from experiments.crew import Seat
 from gossip.faults import Faults, remains
-from gossip.live import Live, edges_of, pairwise
+from gossip.live import Live, edges_of, live_options
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def check(config: Mapping[str, Any], setup: Any, torchrun: bool) -> None:
             f"clock=live together with {', '.join(f'{k}={v}' for k, v in clash.items())}: exchanges always overlap, seconds "
             "are real, and there is no moment at which a checkpoint could be taken; leave it out"
         )
-    pairwise(setup.algorithm)
+    live_options(setup.algorithm)
     edges_of(setup.schedule)
     _paces(config)
 
@@ -80,7 +80,7 @@ def work(
         life=seat.life,
         returning=frozenset(k.worker for k in faults.kills if k.back is not None),
         timeout=seat.timeout,
-        **pairwise(algorithm),
+        **live_options(algorithm),
     )
 
     if seat.life and not row.adopted:

@@ -16,7 +16,7 @@ from graphs import Incompatible, Schedule
 
 from .algorithm import REMEDIES, Algorithm
 from .algorithms.allreduce import AllReduce
-from .asynchronous_run import AsynchronousRun, Gradient
+from .asynchronous_run import AsynchronousRun, WorkerGradient
 from .compress import WarmUp
 from .cost import Cost
 from .events import EventQueue, Graph
@@ -101,7 +101,7 @@ class Asynchronous:
     def start(
         self,
         algorithm: Algorithm,
-        gradient: Gradient,
+        gradient: WorkerGradient,
         schedule: Schedule,
         x: Tensor,
         *,

@@ -64,7 +64,13 @@ class AsynchronousRun:
     """
 
     def __init__(
-        self, algorithm: Algorithm, gradient: WorkerGradient, queue: EventQueue, net: Meeting, x: Tensor, weigh: bool = False
+        self,
+        algorithm: Algorithm,
+        gradient: WorkerGradient,
+        queue: EventQueue,
+        net: Meeting,
+        x: Tensor,
+        weigh: bool = False,
     ) -> None:
         self.algorithm, self.gradient, self.queue, self.net = algorithm, gradient, queue, net
         self.graph, self.meet, self._weigh = queue.graph, queue.meet, weigh

@@ -617,10 +617,10 @@ def _refuse(topology: Topology, rank: int, drop: float) -> None:
         raise ValueError(f"drop={drop!r} is not in [0, 1): it is the probability that an exchange is lost")
 
 
-def pairwise(algorithm: Algorithm) -> dict[str, Any]:
+def live_options(algorithm: Algorithm) -> dict[str, Any]:
     """What the live clock does in an algorithm's place: options of `Live`.
 
-    >>> pairwise(DPSGD())
+    >>> live_options(DPSGD())
     {'compressor': None, 'gamma': 1.0}
     """
     refuse_unless_averaging(algorithm)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from graphs import Schedule
 
 from .algorithm import Algorithm
-from .live import Live, edges_of, pairwise, refuse_unless_averaging
+from .live import Live, edges_of, live_options, refuse_unless_averaging
 from .probe import resolved
 from .row import ModelRow, refuse_copy
 from .transport import FAREWELLS, Transport
@@ -89,7 +89,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         facts |= {"broadcast": broadcast}
         facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
         transport.agree(facts)
-        options = pairwise(resolved(algorithm, schedule, row.layout.d, row.layout))
+        options = live_options(resolved(algorithm, schedule, row.layout.d, row.layout))
         if broadcast:
             for tensor in (row.x, *row.floating):
                 transport.broadcast_(tensor)

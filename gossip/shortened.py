@@ -45,10 +45,8 @@ class Shortened:
         """What does to Gaussian rows of `size` numbers what the quantiser does to those of d."""
         d = min(d, getattr(quantiser, "bucket", None) or d)
         p = 2 if getattr(quantiser, "norm", "linf") == "l2" else math.inf
-        even = isinstance(
-            quantiser, StochasticRounding
-        )  # from the smallest to the largest: twice the extreme of one side
-        growth = math.sqrt(d / size) if p == 2 else largest(max(1, d // 2) if even else d) / largest(size)
+        even = isinstance(quantiser, StochasticRounding)  # Δ from the smallest to the largest, two extremes
+        growth = math.sqrt(d / size) if p == 2 else extreme(max(1, d // 2) if even else d) / extreme(size)
         levels = (2**quantiser.bits - 1) / 2 if even else getattr(quantiser, "levels", 1)
         shrink = 1 + quantiser.omega(d) if getattr(quantiser, "rescaled", False) else 1.0
         return Shortened(growth / levels, p, shrink, 0.5 if even else 0.0)
@@ -82,10 +80,10 @@ class DenseThreshold:
         return Dense(x * (size >= torch.maximum(top[:, -1:], torch.as_tensor(floor, dtype=x.dtype))))
 
 
-def largest(d: int) -> float:
+def extreme(d: int) -> float:
     """The median of the largest magnitude of d normal numbers, in standard deviations.
 
-    >>> round(largest(400), 2), round(largest(10**7), 2)
+    >>> round(extreme(400), 2), round(extreme(10**7), 2)
     (3.13, 5.39)
     """
     tail = -math.expm1(-math.log(2) / d) / 2  # P(z > a) with (1 − 2 P)^d = 1/2

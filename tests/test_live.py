@@ -15,7 +15,7 @@ import torch
 
 import gossip
 import graphs
-from gossip.live import Live, edges_of, pairwise
+from gossip.live import Live, edges_of, live_options
 from tests.support import launch, values
 
 SPEEDS = (1, 3, 5, 7)
@@ -390,7 +390,7 @@ def test_fast_workers_pull_the_model_to_their_data_and_reweighting_mends_it(tmp_
 
 def test_what_cannot_be_live_is_refused():
     with pytest.raises(gossip.Incompatible, match="SGP does more than average"):
-        pairwise(gossip.SGP())
+        live_options(gossip.SGP())
     with pytest.raises(gossip.Incompatible, match="W that is static"):
         edges_of(graphs.one_peer_exponential(4))
     with pytest.raises(gossip.Incompatible, match="undirected"):
