@@ -56,7 +56,8 @@ class RangeCoded:
         if not codecs or inner.used is not None:
             raise ValueError(
                 f"the message of {type(self.compressor).__name__} has no indices or codes of a fixed number, so there is nothing "
-                "to be entropy-coded: take TopK, BlockTopK, a quantiser with levels, or Compose of them"
+                "to be entropy-coded: take TopK, BlockTopK, a quantiser with levels, or Compose of them; of layers, "
+                "PerLayer(RangeCoded(…))"
             )
         rest = tuple(part for place, part in enumerate(parts) if place not in codecs)
         raw = torch.cat([parts[place].contiguous().view(torch.uint8).flatten(1) for place in codecs], 1).cpu().numpy()
