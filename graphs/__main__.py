@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 picture(made, path)
                 print(f"\nfigure: {path}")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}")
         return 2
     return 0

@@ -1,7 +1,7 @@
 """What a mixing matrix guarantees, computed: every property has an `offence`, the sentence that names who breaks it.
 
-W[i, j] is the weight of j's message at i (receiver row). Sums and symmetry hold within `TOLERANCE` = 1e-7, so that a
-matrix born in float32 passes. Doubly stochastic means that rows and columns sum to one; negative entries are allowed,
+W[i, j] is the weight of j's message at i (receiver row). Sums and symmetry hold within `TOLERANCE` = 1e-7, so that
+weights rounded to float32 pass. Doubly stochastic means that rows and columns sum to one; negative entries are allowed,
 because the fastest mixing matrices have them (`nonnegative` is a property of its own).
 """
 
@@ -135,7 +135,8 @@ def offence(W: Tensor, name: str, label: str = "W") -> str | None:
         i = int((error >= 0.999 * error.max()).nonzero()[0])
         if float(error[i]) <= TOLERANCE:
             return None
-        return f"{'row' if axis else 'column'} {i} of {label} sums to {_short(float(total[i]))}, not 1"
+        rounding = " (rounding: normalise the weights in float64)" if float(error[i]) < 1e-5 else ""
+        return f"{'row' if axis else 'column'} {i} of {label} sums to {_short(float(total[i]))}, not 1{rounding}"
     if name == "symmetric":
         rows, columns, values = entries((W - W.T) if not W.is_sparse else (W - W.t()).coalesce())
         if not len(values) or float(values.abs().max()) <= TOLERANCE:

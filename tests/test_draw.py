@@ -149,6 +149,11 @@ def test_the_command_refuses_in_one_line(words, message, capsys):
     assert out.count("\n") == 1
 
 
+def test_a_figure_that_cannot_be_saved_is_an_error_in_one_line(tmp_path, capsys):
+    assert main(["ring", "n=4", "--figure", str(tmp_path / "none" / "x.png")]) == 2
+    assert "error: [Errno 2] No such file" in capsys.readouterr().out
+
+
 def test_files_of_every_kind(tmp_path):
     t = from_edges([(0, 1), (1, 2), (2, 3)], lengths=[1.0, 2.5, 3.0])
     (tmp_path / "a.txt").write_text("# km\n0 1 1.0\n1,2,2.5\n\n2\t3\t3\n")

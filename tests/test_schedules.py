@@ -127,6 +127,14 @@ def test_offence_names_the_round_and_the_value():
         s.offence("nice")
 
 
+def test_rows_that_were_normalised_in_float32_are_told_from_wrong_ones():
+    W = np.random.RandomState(0).rand(100, 100).astype(np.float32)
+    W /= W.sum(1, keepdims=True)
+    assert str(static(W).offence("row_stochastic")).endswith("not 1 (rounding: normalise the weights in float64)")
+    W = W.astype(np.float64)
+    assert static(W / W.sum(1, keepdims=True)).row_stochastic
+
+
 def test_negative_and_zero_weights_are_named():  # GRAPH-16
     W = tensor([[1.5, -0.5, 0], [-0.5, 1.0, 0.5], [0, 0.5, 0.5]])
     s = static(W)

@@ -176,6 +176,15 @@ def test_targets_of_any_integer_type(batch):  # cross_entropy takes int64 only, 
         assert torch.equal(got.evaluate(start)["loss"], wanted.evaluate(start)["loss"])
 
 
+def test_a_model_that_says_nan_is_never_right():
+    task = toy()
+    x = task.initial().repeat(2, 1)
+    x[1] = float("nan")
+    accuracy = task.evaluate(x)["accuracy"].tolist()
+    assert accuracy[0] > 0
+    assert accuracy[1] == 0
+
+
 def test_samples_without_targets_are_refused():
     x, y = torch.rand(60, 4), torch.arange(60) % 3
     for data, words in [

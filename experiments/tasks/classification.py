@@ -131,7 +131,9 @@ class Classification:
             targets = self.test_targets[begin : begin + samples]
             for r in range(0, len(x), rows):
                 outputs = self.oracle.predict(x[r : r + rows], inputs)
-                correct[r : r + rows] += (outputs.argmax(-1) == targets).sum(-1)
+                # argmax takes the first NaN for the largest: a model that says NaN would have the accuracy of chance
+                right = (outputs.argmax(-1) == targets) & ~outputs.isnan().any(-1)
+                correct[r : r + rows] += right.sum(-1)
                 loss[r : r + rows] += mean(outputs, targets).double() * len(targets)
         return {"accuracy": correct.double() / count, "loss": loss / count}
 
