@@ -30,7 +30,6 @@ import gossip
 from experiments import launch, lively, records, schema, sweep, tracking
 from experiments.divergence import Divergence
 from experiments.trainer import CHECKPOINT, Setup, build, hosted, resumable, train
-from gossip.probe import drifts
 
 log = logging.getLogger(__name__)
 CONF = Path(__file__).parent / "conf"
@@ -107,7 +106,7 @@ def tuned(config: dict[str, Any], setup: Setup, say: Callable[[str], object]) ->
         return config | {"algorithm": config["algorithm"] | {"gamma": algorithm.gamma}}
     both = {"gamma", "compressor"} <= config["algorithm"].keys()
     compresses = both and not isinstance(algorithm.compressor, gossip.Identity)
-    if compresses and setup.schedule.n > 1 and drifts(algorithm, setup.schedule, len(setup.task.initial())):
+    if compresses and gossip.drifts(algorithm, setup.schedule, len(setup.task.initial())):
         given = f"{gamma:g}" if gamma is not None else f"null, {algorithm.step:g} from the compressor,"
         warning = (
             f"warning: algorithm.gamma={given} is beyond the stability limit of gossip alone with {algorithm.compressor} "

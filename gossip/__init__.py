@@ -43,7 +43,7 @@ from .network import Network
 from .optimizer import LocalOptimizer, OptimizerFactory, scheduled, sgd
 from .oracle import Oracle
 from .placement import Placement
-from .probe import Probe, probe, resolved, stable
+from .probe import Probe, drifts, probe, resolved, stable
 from .resume import load, save
 from .simulate import Record, Task, consensus, consensus_distance, simulate
 from .timeline import Sent, Timeline, Watch, seconds_per_round
@@ -114,6 +114,7 @@ __all__ = [
     "consensus",
     "consensus_distance",
     "disconnect",
+    "drifts",
     "entropy",
     "fibre",
     "load",

@@ -79,12 +79,17 @@ def probe(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) ->
 def drifts(algorithm: Algorithm, mixing: Schedule | Tensor | Topology, d: int) -> bool:
     """Whether gossip alone is unstable under the algorithm's γ with models of d numbers: one short trial of the probe.
 
+    The command asks it before a run; `gossip.simulate` and `gossip.wrap` leave it to you, since it may take seconds.
+
     >>> import graphs, gossip
     >>> [drifts(gossip.Choco(compressor=gossip.QSGD(7, rescaled=True), gamma=0.3), graphs.ring(8), d) for d in (100, 10_000)]
     [False, True]
     """
-    compressor, size = small(cast(Any, algorithm).compressor, d)
+    algorithm = _plain(algorithm)
+    if as_schedule(mixing).n == 1:  # nobody to drift from
+        return False
     gamma = cast(Any, algorithm).step
+    compressor, size = small(cast(Any, algorithm).compressor, d)
     algorithm = dataclasses.replace(cast(Any, algorithm), compressor=compressor, gamma=gamma)
     cheap = isinstance(compressor, Shortened | DenseThreshold) or hasattr(compressor, "kept")
     return not stable(algorithm, mixing, size, min(_ROUNDS, _rounds(compressor, size)) // (1 if cheap else 4))
@@ -193,8 +198,8 @@ def _rounds(compressor: Any, d: int) -> int:
 
 
 def _plain(algorithm: Algorithm) -> Algorithm:
-    if not hasattr(algorithm, "gamma"):
+    if not (hasattr(algorithm, "gamma") and hasattr(algorithm, "compressor")):
         raise ValueError(
-            f"{type(algorithm).__name__} has no consensus step size gamma to probe: use Choco, DeepSqueeze or EFDPSGD"
+            f"{type(algorithm).__name__} has no consensus step size of a compressor to probe: use Choco, DeepSqueeze or EFDPSGD"
         )
     return dataclasses.replace(cast(Any, algorithm), optimizer=sgd)

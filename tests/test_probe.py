@@ -64,6 +64,7 @@ def test_the_probe_is_deterministic_and_takes_the_graph_into_account():
 
 def test_one_worker_alone_has_any_gamma():
     assert probe(Choco(compressor=gossip.Sign()), graphs.complete(1), 10).gamma == 1
+    assert not drifts(Choco(compressor=gossip.Sign(), gamma=2.0), graphs.complete(1), 10)
 
 
 def test_a_folded_row_that_does_not_fill_its_matrix_is_probed_as_it_is():
@@ -87,8 +88,12 @@ def test_auto_is_resolved_where_runs_begin():
         assert last.x.isfinite().all()
     with pytest.raises(ValueError, match="gamma='much' is not in"):
         Choco(gamma="much")
-    with pytest.raises(ValueError, match="DPSGD has no consensus step size"):
-        probe(gossip.DPSGD(), RING, 10)
+    for ask in (probe, drifts):
+        for algorithm in (gossip.DPSGD(), gossip.MoniquaSGD(theta=1.0)):
+            with pytest.raises(
+                ValueError, match=f"{type(algorithm).__name__} has no consensus step size of a compressor"
+            ):
+                ask(algorithm, RING, 10)
 
 
 def test_an_unbiased_compressor_of_high_variance_has_no_stable_gamma():

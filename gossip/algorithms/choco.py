@@ -43,7 +43,7 @@ class Choco(Algorithm):
         compressor: a contraction, E‖C(x) − x‖² ≤ (1 − δ) ‖x‖².
         gamma: consensus step size γ in (0, 2]; None is the compressor's own start value, "auto" that of a probe, see
             `gossip.probe`. The coarser the compressor, the smaller: 1 with identity, 0.04 with top-k of 1 %; beyond a
-            stability limit the models drift apart.
+            stability limit the models drift apart (`gossip.drifts`).
     """
 
     optimizer: OptimizerFactory = sgd
