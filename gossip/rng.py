@@ -7,6 +7,7 @@ schemes collide: seed 0 at rank 1 is seed 1 at rank 0). The generator is SplitMi
 
 import hashlib
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -67,21 +68,30 @@ class Bits:
     def __init__(self, key: Tensor, most: int, rows: int | None = None) -> None:
         words = -(-most // 4)
         self._base = _finish(key)[:, None]
-        self._ramp = torch.arange(1, words + 1, device=key.device) * _GOLDEN
-        self._room = torch.empty(2, (len(key) if rows is None else rows) * words, dtype=torch.int64, device=key.device)
+        self._ramp = _ramp(words, key.device)
+        size = (len(key) if rows is None else rows) * words
+        self._room = [torch.empty(size, dtype=torch.int64, device=key.device) for _ in range(2)]
+        if key.device.type == "cpu":
+            self._arrays = [part.numpy().view(np.uint64) for part in (*self._room, self._ramp, self._base)]
 
     def __call__(self, rows: slice, start: int, count: int) -> Tensor:
         """(r, count) int16, numbers `start` (a multiple of 4) and on of the rows' streams; overwritten by the next call."""
         r, words = rows.stop - rows.start, -(-count // 4)
-        z, t = (flat[: r * words].view(r, words) for flat in self._room)
+        z = self._room[0][: r * words].view(r, words)
         offset = start // 4 * _GOLDEN % 2**64
         if z.device.type == "cpu":
-            u, v, ramp, base = (p.numpy().view(np.uint64) for p in (z, t, self._ramp[:words], self._base[rows]))
-            _dither(u, v, ramp, base + np.uint64(offset))
+            u, v, ramp, base = self._arrays
+            u, v = u[: r * words].reshape(r, words), v[: r * words].reshape(r, words)
+            _dither(u, v, ramp[:words], base[rows] + np.uint64(offset))
         else:
             signed = torch.tensor(offset - 2**64 if offset >= 2**63 else offset, device=z.device)
             z.copy_(_finish(self._ramp[:words] + (self._base[rows] + signed)) | _ODD)
         return z.view(torch.int16)[:, :count]
+
+
+@lru_cache(maxsize=4)
+def _ramp(words: int, device: torch.device) -> Tensor:
+    return torch.arange(1, words + 1, device=device) * _GOLDEN
 
 
 def _dither(z: np.ndarray, t: np.ndarray, ramp: np.ndarray, base: np.ndarray) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .payload import Payload, refuse_non_finite
-from .tiles import InTiles, Room, Tile, height, ldexp, measured, norms, reach, tiles, width, working
+from .tiles import InTiles, Room, Tile, height, kept, ldexp, measured, norms, reach, tiles, width, working
 
 
 class Format(NamedTuple):
@@ -70,7 +70,7 @@ class Cast:
         e = torch.frexp(size).exponent - form.top
         factor = torch.exp2(-e.double()).to(kind).masked_fill_(size * reach(x.dtype) < 1, 0)
         data = torch.empty(m, d, dtype=form.dtype, device=x.device)
-        room = Room(height(m, d) * width(m, d), kind, device=x.device)
+        room = kept(Room, height(m, d) * width(m, d), x.device, kind)
         for tile in tiles(m, d):
             part = tile.of(x)
             (scratch,) = room(*part.shape)
@@ -129,7 +129,7 @@ class Narrow(InTiles, Payload):
 
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m = self.rows
-        room, wide = (Room(m * most, kind, device=self.device) for kind in (working(self.dtype), torch.int16))
+        room, wide = (kept(Room, m * most, self.device, kind) for kind in (working(self.dtype), torch.int16))
         scale = self.scale * (256.0 if self.kind == "float8_e4m3fn" else 1.0)
         single = float(scale) if m == 1 else None
 

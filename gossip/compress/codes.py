@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from .pack import Packer, octets
+from .pack import Packer, bits, octets
 from .payload import Payload
-from .tiles import InTiles, Room, Tile, height, is_long, reach, tiles, width, working
+from .tiles import InTiles, Room, Tile, fresh, height, is_long, kept, magnitudes, reach, tiles, width, working
 
 
 class Form(NamedTuple):
@@ -70,17 +70,19 @@ class Codes(InTiles, Payload):
 
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m, form = self.rows, self.form
-        packer = Packer(m, most, form.base, self.device, form.step, form.zero)
-        room = Room(m * most, working(form.dtype), device=self.device)
+        kind = working(form.dtype)
+        packer = kept(Packer, m, most, form.base, self.device, form.zero, form.step, kind)
+        room = kept(Room, m * most, self.device, kind)
         single = float(self.scale) if self.low is None and self.scale.numel() == 1 else None
 
         def read(tile: Tile) -> tuple[Tensor, float]:
             count, many = tile.stop - tile.start, tile.last - tile.first
-            (values,) = room(m, count)
-            values.copy_(packer.read(self.packed, tile.start, count, form.d))
+            values = packer.read(self.packed, tile.start, count, form.d)
+            if values.dtype != kind:
+                values = room(m, count)[0].copy_(values)
             if single is not None:
                 return values, single
-            (split,) = room(m, many, count // many) if many > 1 else (values,)
+            split = values.unflatten(1, (many, -1)) if many > 1 else values
             split.mul_(tile.each(self.scale))
             if self.low is not None:
                 split.add_(tile.each(self.low))
@@ -92,23 +94,24 @@ class Codes(InTiles, Payload):
 def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -> Tensor:
     """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
     m, d = x.shape
-    room = Room(height(m, d) * width(m, d) if total is not None else 0, working(x.dtype), device=x.device)
-    packer = Packer(height(m, d), width(m, d), 2, x.device)
-    packed = torch.empty(m, octets(2, d), dtype=torch.uint8, device=x.device)
+    kind, size = working(x.dtype), height(m, d) * width(m, d)
+    room, flags = kept(Room, size, x.device, kind), kept(Room, size, x.device, torch.bool)
+    packed = fresh(m, octets(2, d), torch.uint8, x.device)
     for tile in tiles(m, d):
-        part, n = tile.of(x), tile.stop - tile.start
-        above = packer.room(len(part), n)
-        if x.device.type == "cpu" and x.dtype != torch.bfloat16:  # torch.ge into bool takes ten times as long
-            np.greater_equal(part.numpy(), 0, out=above.numpy().view(np.bool_))
+        part = tile.of(x)
+        if x.dtype != kind:
+            part = room(*part.shape)[0].copy_(part)
+        (above,) = flags(*part.shape)
+        if x.device.type == "cpu":  # torch takes ten times as long
+            np.greater_equal(part.numpy(), 0, out=above.numpy())
         else:
-            above.copy_(part >= 0)
+            torch.ge(part, 0, out=above)
+        into = tile.among(packed).narrow(1, tile.start // 8, -(-(tile.stop - tile.start) // 8))
+        into.copy_(bits(above))
         if count is not None:
             count[tile.rows] += above.sum(1)
         if total is not None:  # here, where the tile is in the cache
-            (scratch,) = room(*part.shape)
-            part = torch.abs(part, out=scratch) if x.dtype == scratch.dtype else scratch.copy_(part).abs_()
-            tile.among(total).add_(part.sum(1, keepdim=True))
-        packer.pack(tile.among(packed), tile.start, n, d)
+            tile.among(total).add_(magnitudes(part, is_long(d)))
     return packed
 
 
@@ -120,31 +123,33 @@ def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | N
     """
     m, d = x.shape
     kind, rows, most = working(x.dtype), height(m, d), width(m, d)
-    bits, packer = rng.Bits(key, most, rows), Packer(rows, most, form.base, x.device)
-    room = Room(rows * most, kind, kind, device=x.device)
-    packed = torch.empty(m, octets(form.base, d), dtype=torch.uint8, device=x.device)
+    dither, packer = rng.Bits(key, most, rows), kept(Packer, rows, most, form.base, x.device)
+    room = kept(Room, rows * most, x.device, kind, kind)
+    packed = fresh(m, octets(form.base, d), torch.uint8, x.device)
     inverse = scale.reciprocal().masked_fill_(scale * reach(x.dtype) < 1, 0)
+    factors = inverse.tolist() if is_long(d) and low is None and x.dtype == kind else None
     middle = torch.tensor(form.zero + 0.5, dtype=kind, device=x.device)
     for tile in tiles(m, d, form.bucket):
-        part, count = tile.of(x), tile.stop - tile.start
-        (y, _), (flat, u) = room(*part.shape), room(len(part), count)
+        part, count, many = tile.of(x), tile.stop - tile.start, tile.last - tile.first
+        (y, u) = room(len(part), count)
+        z = y.unflatten(1, (many, -1)) if many > 1 else y
         if low is not None:
-            torch.sub(part, tile.each(low), out=y)
-            y.mul_(tile.each(inverse)).add_(middle)
-        elif is_long(d) and part.ndim == 2 and x.dtype == kind:
-            torch.add(middle, part, alpha=float(inverse[tile.rows, tile.first]), out=y)
+            torch.sub(part, tile.each(low), out=z)
+            z.mul_(tile.each(inverse)).add_(middle)
+        elif factors and many == 1:
+            torch.add(middle, part, alpha=factors[tile.rows.start][tile.first], out=z)
         elif x.dtype == kind:
-            torch.mul(part, tile.each(inverse), out=y).add_(middle)
+            torch.mul(part, tile.each(inverse), out=z).add_(middle)
         else:
-            y.copy_(part).mul_(tile.each(inverse)).add_(middle)
+            z.copy_(part).mul_(tile.each(inverse)).add_(middle)
         if form.cyclic:
             y.remainder_(form.base)
-        flat.add_(u.copy_(bits(tile.rows, tile.start, count)), alpha=2.0**-16)
+        y.add_(u.copy_(dither(tile.rows, tile.start, count)), alpha=2.0**-16)
         codes = packer.room(len(part), count)
         if x.device.type == "cpu":  # twice as fast as torch from float to uint8
-            np.copyto(codes.numpy(), flat.numpy(), casting="unsafe")
+            np.copyto(codes.numpy(), y.numpy(), casting="unsafe")
         else:
-            codes.copy_(flat)
+            codes.copy_(y)
         if form.cyclic:
             codes.bitwise_and_(form.base - 1)
         packer.pack(tile.among(packed), tile.start, count, d)

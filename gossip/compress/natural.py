@@ -13,7 +13,7 @@ from .. import rng
 from .codes import checked
 from .pack import Packer, octets
 from .payload import Payload, refuse_non_finite
-from .tiles import InTiles, Room, Tile, height, norms, tiles, width, working
+from .tiles import InTiles, Room, Tile, height, kept, norms, tiles, width, working
 
 _MANTISSA = {torch.float32: 23, torch.float64: 52}
 
@@ -49,9 +49,9 @@ class Natural:
         whole = torch.int32 if kind == torch.float32 else torch.int64
         base = 2 ** (8 * whole.itemsize - mantissa)
         rows, most = height(m, d), width(m, d)
-        bits, packer = rng.Bits(key, most, rows), Packer(rows, most, base, x.device)
+        bits, packer = rng.Bits(key, most, rows), kept(Packer, rows, most, base, x.device)
         packed = torch.empty(m, octets(base, d), dtype=torch.uint8, device=x.device)
-        room = Room(rows * most, whole, whole, device=x.device)
+        room = kept(Room, rows * most, x.device, whole, whole)
         for tile in tiles(m, d):
             part, count = tile.of(x), tile.stop - tile.start
             v, u = room(*part.shape)
@@ -100,8 +100,8 @@ class Exponents(InTiles, Payload):
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         kind, m = working(self.dtype), self.rows
         whole = torch.int32 if kind == torch.float32 else torch.int64
-        packer = Packer(m, most, 2 ** (8 * whole.itemsize - _MANTISSA[kind]), self.device)
-        room = Room(m * most, whole, device=self.device)
+        packer = kept(Packer, m, most, 2 ** (8 * whole.itemsize - _MANTISSA[kind]), self.device)
+        room = kept(Room, m * most, self.device, whole)
 
         def read(tile: Tile) -> tuple[Tensor, float]:
             count = tile.stop - tile.start

@@ -7,6 +7,8 @@ first. w-bit codes are gathered from whole bytes in log₂(8/w) steps ``v | v >>
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +17,42 @@ from torch import Tensor
 
 from .tiles import Room
 
-_WIDE = {4: torch.int16, 2: torch.int32, 1: torch.int64}  # 8/w bytes, which hold one byte of w-bit codes
-
 
 def _mask(w: int, step: int) -> int:
     """2^step codes side by side in the lowest bits of every 2^step bytes of a wide number."""
     return sum(((1 << (w << step)) - 1) << place for place in range(0, 64 // w, 8 << step))
 
 
-_MASKS = {w: [(step, _mask(w, step)) for step in reversed(range((8 // w).bit_length() - 1))] for w in _WIDE}
+_MASKS = {w: [(step, _mask(w, step)) for step in reversed(range((8 // w).bit_length() - 1))] for w in (4, 2, 1)}
+
+
+class _Operations(NamedTuple):
+    """What packing takes, every one with `out`: NumPy's cost fewer microseconds a call, torch's run on every device."""
+
+    right: Callable
+    left: Callable
+    either: Callable
+    both: Callable
+    put: Callable[[Any, Any], Any]
+    wide: dict[int, Any]  # w: the type of 8/w bytes, which hold one byte of w-bit codes
+
+
+_NUMPY = _Operations(
+    np.right_shift,
+    np.left_shift,
+    np.bitwise_or,
+    np.bitwise_and,
+    lambda out, v: np.copyto(out, v, casting="unsafe"),
+    {4: np.int16, 2: np.int32, 1: np.int64},
+)
+_TORCH = _Operations(
+    torch.bitwise_right_shift,
+    torch.bitwise_left_shift,
+    torch.bitwise_or,
+    torch.bitwise_and,
+    lambda out, v: out.copy_(v),
+    {4: torch.int16, 2: torch.int32, 1: torch.int64},
+)
 
 
 def planes(base: int) -> list[int]:
@@ -45,22 +74,33 @@ def octets(base: int, d: int) -> int:
     return -(-d // 5) if base == 3 else sum(-(-d * w // 8) for w in planes(base))
 
 
+def bits(flags: Tensor) -> Tensor:
+    """(r, n) bool to (r, ⌈n/8⌉) bytes, as codes below 2.
+
+    >>> bits(torch.tensor([[True, False, True]])).tolist()
+    [[5]]
+    """
+    if flags.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flags.numpy(), axis=1, bitorder="little"))
+    eight = torch.nn.functional.pad(flags, (0, -flags.shape[1] % 8)).view(len(flags), -1, 8)
+    return (eight << torch.arange(8, device=flags.device)).sum(2, dtype=torch.uint8)
+
+
 class Views(NamedTuple):
-    """A packer's buffers in one shape: codes, the same padded, as int8, one plane, and wide integers (numpy's on a CPU)."""
+    """A packer's buffers in one shape: codes, the same as int8, and arrays: codes padded, a plane of theirs, and scratch."""
 
     codes: Tensor
-    full: Tensor
     signed: Tensor
-    plane: Tensor
-    wide_plane: dict[int, Any]
-    wide_scratch: dict[int, Any]
-    wide_codes: dict[int, Any]
+    full: Any
+    plane: Any
+    scratch: Any
 
 
 class Packer:
     """Packs and unpacks tiles of at most `rows` × `most` codes below `base`; its buffers are allocated once.
 
-    What is read of a code is step · code − zero, which is signed unless zero = 0.
+    What is read of a code is step · code − zero (step = 1 from base 4 on); signed unless zero = 0, and in any dtype up to
+    base 3, where a byte is looked up in a table.
 
     >>> packer, packed = Packer(1, 6, 16), torch.zeros(1, 3, dtype=torch.uint8)
     >>> packer.room(1, 6).copy_(torch.tensor([[1, 2, 3, 4, 5, 15]])) is not None
@@ -71,20 +111,29 @@ class Packer:
     """
 
     def __init__(
-        self, rows: int, most: int, base: int, device: torch.device | str = "cpu", step: int = 1, zero: int = 0
+        self,
+        rows: int,
+        most: int,
+        base: int,
+        device: torch.device | str = "cpu",
+        zero: int = 0,
+        step: int = 1,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.base, self.step, self.zero = base, step, zero
+        self.base, self.zero = base, zero
         self.unit = 5 if base == 3 else 8  # codes are padded to a multiple of it
         self.planes = planes(base)
         size = rows * -(-most // self.unit) * self.unit
         size += -size % 8
-        self._room = Room(size, torch.uint8 if base <= 256 else torch.int16, device=device)
-        self._bytes = Room(size, torch.uint8, torch.uint8, device=device)
+        self._room = Room(size, device, torch.uint8 if base <= 256 else torch.int16)
+        self._bytes = Room(size, device, torch.uint8, torch.uint8)
         self._views: dict[tuple[int, int], Views] = {}
-        self._table = None
+        self._cpu = torch.device(device).type == "cpu"
+        self._do = _NUMPY if self._cpu else _TORCH
         if base <= 3:
-            digits = torch.arange(base**self.unit)[:, None] // base ** torch.arange(self.unit) % base
-            self._table = (digits * step - zero).to(torch.int8).to(device)
+            kind = dtype or (torch.int8 if zero else torch.uint8)
+            self._table = _table(base, zero, step, kind).to(device)
+            self._looked = Room(size, device, kind)
 
     def room(self, rows: int, count: int) -> Tensor:
         """(rows, count): where the codes are to be written."""
@@ -92,109 +141,107 @@ class Packer:
 
     def pack(self, packed: Tensor, start: int, count: int, d: int) -> None:
         """Write the codes in `room(rows, count)`, coordinates `start` and on of d, into packed (rows, octets(base, d))."""
-        views = self._of(len(packed), count)
-        if views.full is not views.codes:
+        views, octets = self._of(len(packed), count), self._array(packed)
+        if views.full.shape[1] > count:
             views.full[:, count:] = 0
         if self.base == 3:
-            five, into = views.full.unflatten(1, (-1, 5)), packed[:, start // 5 : -(-(start + count) // 5)]
-            into.copy_(five[:, :, 4])
+            five = views.full.reshape(len(packed), -1, 5)
+            into = octets[:, start // 5 : -(-(start + count) // 5)]
+            self._do.put(into, five[:, :, 4])
             for place in (3, 2, 1, 0):
-                into.mul_(3).add_(five[:, :, place])
+                into *= 3
+                into += five[:, :, place]
             return
-        shift, begin = 0, 0
-        for w in self.planes:
-            into = packed[:, begin + start * w // 8 : begin + -(-(start + count) * w // 8)]
-            plane = views.full
-            if len(self.planes) > 1:
-                plane = views.plane.copy_(views.full >> shift if shift else views.full).bitwise_and_((1 << w) - 1)
-            if w == 1 and into.device.type == "cpu":
-                into.numpy()[...] = np.packbits(plane.numpy().view(np.bool_), axis=1, bitorder="little")[
-                    :, : into.shape[1]
-                ]
+        full, plane = views.full, views.full if len(self.planes) == 1 else views.plane
+        for w, into in self._cut(octets, start, count, d):
+            if plane is not full:
+                self._do.put(plane, full)
+                plane &= (1 << w) - 1
+                full >>= w
+            if w == 1 and self._cpu:
+                into[...] = np.packbits(plane.view(np.bool_), axis=1, bitorder="little")[:, : into.shape[1]]
             else:
-                self._gather(plane, w, into, views)
-            shift, begin = shift + w, begin + -(-d * w // 8)
+                self._gather(plane, w, into, views.scratch)
 
     def read(self, packed: Tensor, start: int, count: int, d: int) -> Tensor:
         """(rows, count): step · code − zero of coordinates `start` and on, in a buffer that the next call overwrites."""
-        views = self._of(len(packed), count)
-        if self._table is not None:
-            part = packed[:, start // self.unit : -(-(start + count) // self.unit)]
-            if self.unit == 8 and packed.device.type == "cpu":
-                table = self._table.view(torch.int64)[:, 0].numpy()
-                np.take(table, part.numpy(), out=views.full.view(torch.int64).numpy(), mode="clip")
-            else:
-                out = views.full.view(torch.int8).view(-1, self.unit)
-                torch.index_select(self._table, 0, part.flatten().int(), out=out)
-            return views.signed if self.zero else views.codes
-        shift, begin = 0, 0
+        if self.base <= 3:
+            return self._look_up(packed, start, count)
+        views, octets = self._of(len(packed), count), self._array(packed)
+        full, plane = views.full, views.full if len(self.planes) == 1 else views.plane
+        for place, (w, part) in enumerate(reversed(self._cut(octets, start, count, d))):
+            self._spread(part, w, plane, views.scratch)
+            if plane is not full and place == 0:
+                self._do.put(full, plane)
+            elif plane is not full:
+                full <<= w
+                full |= plane
+        if not self.zero:
+            return views.codes
+        full -= self.zero
+        return views.signed
+
+    def _look_up(self, packed: Tensor, start: int, count: int) -> Tensor:
+        part = packed[:, start // self.unit : -(-(start + count) // self.unit)]
+        (out,) = self._looked(len(part), part.shape[1] * self.unit)
+        if self._cpu:  # a row of the table is one item
+            item = f"V{self.unit * out.element_size()}"
+            table = self._table.numpy().view(item)[:, 0]
+            np.take(table, part.numpy(), out=out.numpy().view(item), mode="clip")
+        else:
+            torch.index_select(self._table, 0, part.flatten().int(), out=out.view(-1, self.unit))
+        return out if out.shape[1] == count else out[:, :count]
+
+    def _cut(self, octets: Any, start: int, count: int, d: int) -> list[tuple[int, Any]]:
+        """Of each plane its width and the bytes of some coordinates."""
+        found, begin = [], 0
         for w in self.planes:
-            part = packed[:, begin + start * w // 8 : begin + -(-(start + count) * w // 8)]
-            if len(self.planes) == 1:
-                self._spread(part, w, views.full, views)
-            else:
-                self._spread(part, w, views.plane, views)
-                if shift:
-                    views.full.bitwise_or_(views.plane.to(views.full.dtype) << shift)
-                else:
-                    views.full.copy_(views.plane)
-            shift, begin = shift + w, begin + -(-d * w // 8)
-        if self.step != 1:
-            views.full.mul_(self.step)
-        if self.zero:
-            views.full.sub_(self.zero)
-            return views.signed
-        return views.codes
+            found.append((w, octets[:, begin + start * w // 8 : begin + -(-(start + count) * w // 8)]))
+            begin += -(-d * w // 8)
+        return found
+
+    def _array(self, x: Tensor) -> Any:
+        return x.numpy() if self._cpu else x
 
     def _of(self, rows: int, count: int) -> Views:
         if (rows, count) not in self._views:
             full = -(-count // self.unit) * self.unit
-            (codes,), (plane, scratch) = self._room(rows, full), self._bytes(rows, full)
+            (codes,) = self._room(rows, full)
             exact = codes if full == count else codes[:, :count]
             signed = exact.view(torch.int8) if codes.dtype == torch.uint8 else exact
-            wide = [
-                {w: part.view(kind) for w, kind in _WIDE.items() if self.unit == 8 and part.dtype == torch.uint8}
-                for part in (plane, scratch, codes)
-            ]
-            if codes.device.type == "cpu":
-                wide = [{w: part.numpy() for w, part in of.items()} for of in wide]
-            self._views[rows, count] = Views(exact, codes, signed, plane, *wide)
+            arrays = (self._array(part) for part in (codes, *self._bytes(rows, full)))
+            self._views[rows, count] = Views(exact, signed, *arrays)
         return self._views[rows, count]
 
-    def _gather(self, plane: Tensor, w: int, into: Tensor, views: Views) -> None:
+    def _gather(self, plane: Any, w: int, into: Any, scratch: Any) -> None:
         """Bytes (rows, n) of w-bit codes to packed bytes; overwrites them."""
         if w == 8:
-            into.copy_(plane[:, : into.shape[1]])
+            self._do.put(into, plane[:, : into.shape[1]])
             return
-        v = (views.wide_codes if plane is views.full else views.wide_plane)[w]
-        t = views.wide_scratch[w]
-        if isinstance(t, np.ndarray):  # fewer microseconds per call than torch
-            np.bitwise_or(v, np.right_shift(v, 8 - w, out=t), out=t)
-            for step in range(1, (8 // w).bit_length() - 1):
-                np.bitwise_or(t, np.right_shift(t, (8 - w) << step, out=v), out=t)
-            np.copyto(into.numpy(), t[:, : into.shape[1]], casting="unsafe")  # the lowest byte of each
-            return
-        torch.bitwise_right_shift(v, 8 - w, out=t).bitwise_or_(v)
+        v, t = plane.view(self._do.wide[w]), scratch.view(self._do.wide[w])
+        self._do.either(v, self._do.right(v, 8 - w, out=t), out=t)
         for step in range(1, (8 // w).bit_length() - 1):
-            torch.bitwise_right_shift(t, (8 - w) << step, out=v)
-            t.bitwise_or_(v)
-        into.copy_(t[:, : into.shape[1]])
+            self._do.either(t, self._do.right(t, (8 - w) << step, out=v), out=t)
+        self._do.put(into, t[:, : into.shape[1]])  # the lowest byte of each
 
-    def _spread(self, part: Tensor, w: int, plane: Tensor, views: Views) -> None:
+    def _spread(self, part: Any, w: int, plane: Any, scratch: Any) -> None:
         """The inverse, into bytes (rows, n)."""
+        n = part.shape[1]
         if w == 8:
-            plane[:, : part.shape[1]].copy_(part)
+            self._do.put(plane[:, :n], part)
             return
-        t = (views.wide_codes if plane is views.full else views.wide_plane)[w]
-        s, n = views.wide_scratch[w], part.shape[1]
+        t, s = plane.view(self._do.wide[w]), scratch.view(self._do.wide[w])
         if n < t.shape[1]:
             t[:, n:] = 0
-        if isinstance(t, np.ndarray):
-            np.copyto(t[:, :n], part.numpy())
-            for step, mask in _MASKS[w]:
-                np.bitwise_and(np.bitwise_or(t, np.left_shift(t, (8 - w) << step, out=s), out=t), mask, out=t)
-            return
-        t[:, :n].copy_(part)
+        self._do.put(t[:, :n], part)
         for step, mask in _MASKS[w]:
-            torch.bitwise_left_shift(t, (8 - w) << step, out=s)
-            t.bitwise_or_(s).bitwise_and_(mask)
+            self._do.either(t, self._do.left(t, (8 - w) << step, out=s), out=t)
+            self._do.both(t, mask, out=t)
+
+
+@lru_cache(maxsize=32)
+def _table(base: int, zero: int, step: int, dtype: torch.dtype) -> Tensor:
+    """What each byte holds: (243, 5) numbers for base 3, (256, 8) for base 2."""
+    unit = 5 if base == 3 else 8
+    digits = torch.arange(base**unit)[:, None] // base ** torch.arange(unit) % base
+    return (digits * step - zero).to(dtype)

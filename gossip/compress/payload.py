@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -141,26 +141,26 @@ def kept(ratio: float, d: int) -> int:
 class NotFinite(ValueError):
     """A row to compress holds NaN or an infinity: the run has diverged. `row` is the first such row."""
 
-    def __init__(self, row: int, rows: int, bad: int, worker: int | None = None) -> None:
+    def __init__(self, row: int, rows: int, bad: int, worker: int | None = None, where: str = "") -> None:
         who = f"row {row}" if worker is None else f"row {row} (worker {worker})"
         super().__init__(
-            f"{who} of the {rows} rows to compress holds NaN or an infinity ({bad} rows do): the run has "
+            f"{who} of the {rows} rows to compress holds NaN or an infinity{where} ({bad} rows do): the run has "
             "diverged, so use a smaller learning rate or a smaller gamma"
         )
         self.row, self.rows, self.bad = row, rows, bad
 
-    def of(self, workers: Tensor) -> NotFinite:
-        """The same, with the worker named; `workers` are the ids of the rows."""
-        return NotFinite(self.row, self.rows, self.bad, int(workers[self.row]))
+    def of(self, workers: Tensor, where: str = "") -> NotFinite:
+        """The same, with the worker named; `workers` are the ids of the rows, `where` says in which tensor of it."""
+        return NotFinite(self.row, self.rows, self.bad, int(workers[self.row]), where)
 
 
 @contextmanager
-def naming(workers: Tensor) -> Generator[None]:
+def naming(workers: Tensor, where: Callable[[], str] = str) -> Generator[None]:
     """Inside, a compressor that refuses a row names its worker; `workers` (m,) are the ids of the rows."""
     try:
         yield
     except NotFinite as error:
-        raise error.of(workers) from None
+        raise error.of(workers, where()) from None
 
 
 def refuse_non_finite(finite: Tensor) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..plan import Block
 from .payload import refuse_non_finite
+
+T = TypeVar("T")
 
 TILE = 5 << 14  # numbers; of each of the few buffers that a loop over tiles holds
 _ALIGN = 40  # tiles start at multiples of it, so at whole bytes of every packing, and at whole words of keyed bits
@@ -27,8 +32,12 @@ class Tile(NamedTuple):
 
     def of(self, x: Tensor) -> Tensor:
         """The tile of x (m, d), a view: (r, numbers), or (r, buckets, numbers) if it has several."""
-        part, many = self.among(x).narrow(1, self.start, self.stop - self.start), self.last - self.first
+        part, many = self.across(self.among(x)), self.last - self.first
         return part if many == 1 else part.unflatten(1, (many, -1))
+
+    def across(self, x: Tensor) -> Tensor:
+        """The tile's columns of all rows of x (m, d)."""
+        return x.narrow(1, self.start, self.stop - self.start)
 
     def among(self, x: Tensor) -> Tensor:
         """The tile's rows of x (m, …)."""
@@ -43,12 +52,12 @@ class Tile(NamedTuple):
 class Room:
     """Buffers of one size that are allocated once, and their views of each shape, which are made once too.
 
-    >>> room = Room(6, torch.float32, torch.int16)
+    >>> room = Room(6, "cpu", torch.float32, torch.int16)
     >>> [tuple(part.shape) for part in room(2, 3)]
     [(2, 3), (2, 3)]
     """
 
-    def __init__(self, size: int, *dtypes: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(self, size: int, device: torch.device | str, *dtypes: torch.dtype) -> None:
         self._flat = [torch.empty(size, dtype=dtype, device=device) for dtype in dtypes]
         self._views: dict[tuple[int, ...], list[Tensor]] = {}
 
@@ -56,6 +65,32 @@ class Room:
         if shape not in self._views:
             self._views[shape] = [flat[: math.prod(shape)].view(shape) for flat in self._flat]
         return self._views[shape]
+
+
+class _Kept(threading.local):
+    """What `kept` has made in this thread, the last few."""
+
+    def __init__(self) -> None:
+        self.made = lru_cache(maxsize=16)(lambda make, *args: make(*args))
+
+
+_kept = _Kept()
+
+
+def kept(make: Callable[..., T], *args: Any) -> T:
+    """`make(*args)`, or what that was the last time in this thread: buffers for one loop over tiles at a time.
+
+    >>> kept(Room, 6, "cpu", torch.float32) is kept(Room, 6, "cpu", torch.float32)
+    True
+    """
+    return _kept.made(make, *args)
+
+
+def fresh(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(m, n) of a new message, not yet written; on a CPU in huge pages if it is large, whose first touch costs a tenth."""
+    if device.type != "cpu":
+        return torch.empty(m, n, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty((m, n * dtype.itemsize), np.uint8)).view(dtype)
 
 
 class Readable(Protocol):
@@ -169,10 +204,10 @@ def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
     m, d = x.shape
     kind, many = working(x.dtype), buckets(d, bucket)
     if is_long(d) and many == 1:
-        room = torch.empty(TILE, dtype=kind, device=x.device)
+        (room,) = kept(Room, TILE, x.device, kind)(TILE)
         return torch.stack([_norm(row, p, room) for row in x])[:, None]
     found = torch.zeros(m, many, dtype=torch.float64, device=x.device)
-    room = Room(height(m, d) * width(m, d), kind, device=x.device)
+    room = kept(Room, height(m, d) * width(m, d), x.device, kind)
     for tile in tiles(m, d, bucket):
         part, into = tile.of(x), found[tile.rows, tile.first : tile.last]
         if p == 1 or x.dtype != kind:
@@ -186,6 +221,20 @@ def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
             size = torch.maximum(part.amax(-1), part.amin(-1).neg_()).double()
             torch.maximum(into, size.view(into.shape), out=into)
     return found.sqrt_() if p == 2 else found
+
+
+def magnitudes(part: Tensor, long: bool) -> Tensor | float:
+    """(r, n) to (r, 1): the 1-norm of each; BLAS reads a part of a `long` row once, and writes nothing."""
+    if long and part.device.type == "cpu":
+        return _asum(part.dtype)(part.numpy()[0])
+    return part.abs().sum(1, keepdim=True)
+
+
+@cache
+def _asum(dtype: torch.dtype) -> Callable[[np.ndarray], float]:
+    from scipy.linalg.blas import dasum, sasum  # up to 10⁵ numbers in one thread, so a row has one sum
+
+    return sasum if dtype == torch.float32 else dasum
 
 
 def _norm(row: Tensor, p: float, room: Tensor) -> Tensor:
@@ -212,8 +261,12 @@ def measured(x: Tensor, measure: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
         NotFinite: a row holds inf or nan, which is seen at its measure, without another pass.
     """
     x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-    size = measure(x)
-    top, far = size.abs().amax(1), reach(x.dtype)
+    size, far = measure(x), reach(x.dtype)
+    if size.numel():
+        least, most = size.abs().aminmax()
+        if far**-0.5 <= float(least) and float(most) <= far:
+            return x, size, None
+    top = size.abs().amax(1)
     odd = ~((top >= far**-0.5) & (top <= far))
     lift = None
     if x.shape[1] and odd.any():
@@ -250,7 +303,7 @@ class InTiles:
         read = self.reader(width(m, d, True))
         for tile in tiles(m, d, self.bucket, True):
             part, factor = read(tile)
-            torch.mul(part, factor, out=whole[:, tile.start : tile.stop])
+            torch.mul(part, factor, out=tile.across(whole))
         return whole
 
     def add_into(self: Readable, into: Tensor, block: Block, scale: float = 1.0) -> None:
@@ -259,7 +312,7 @@ class InTiles:
         read = self.reader(width(m, d, True))
         for tile in tiles(m, d, self.bucket, True):
             part, factor = read(tile)
-            block.add(into[:, tile.start : tile.stop], part.to(into.dtype), scale * factor)
+            block.add(tile.across(into), part.to(into.dtype), scale * factor)
 
     def add_to(self: Readable, into: Tensor) -> None:
         """into_i += dense_i, a tile at a time."""
@@ -267,4 +320,4 @@ class InTiles:
         read = self.reader(width(m, d, True))
         for tile in tiles(m, d, self.bucket, True):
             part, factor = read(tile)
-            into[:, tile.start : tile.stop].add_(part, alpha=factor)
+            tile.across(into).add_(part, alpha=factor)
