@@ -6,14 +6,14 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
 
 @dataclass
@@ -111,6 +111,35 @@ def inside(key: str, conf: Path) -> str:
     return ""
 
 
+def trim(config: DictConfig, conf: Path) -> list[str]:
+    """Removes what a sweep has added (++) for other choices of a group, such as the ratio of TopK in
+    `-m compressor=topk,sign ++compressor.ratio=0.1`, and returns the keys."""
+    foreign = []
+    for group in GROUPS:
+        node = config.get(group)
+        if not isinstance(node, DictConfig) or (options := _signature(node.get("_target_"))[0]) is None:
+            continue
+        of_others = "".join(file.read_text(encoding="utf-8") for file in (conf / group).glob("*.yaml"))
+        for name in [
+            str(n) for n in node if n not in options and f"\n{n}:" in of_others and not str(n).startswith("_")
+        ]:
+            with flag_override(node, ["struct", "readonly"], [False, False]):
+                del node[name]
+            foreign.append(f"{group}.{name}")
+    return foreign
+
+
+def _signature(target: Any) -> tuple[Mapping[str, inspect.Parameter] | None, dict[str, Any]]:
+    """The options of a `_target_`, None where it takes any or cannot be read, and their types."""
+    try:
+        found = pkgutil.resolve_name(target)
+        options = inspect.signature(found).parameters
+        hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+    except Exception:  # no target, or one without a readable signature: instantiating it will tell
+        return None, {}
+    return (None if any(p.kind is p.VAR_KEYWORD for p in options.values()) else options), hints
+
+
 def _refuse_none(node: Any, path: str) -> None:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
@@ -124,18 +153,12 @@ def _refuse_options(node: Any, path: str) -> None:
     """Options that a `_target_` does not have, and text or null where it takes a number."""
     if not isinstance(node, dict):
         return
-    try:
-        target = pkgutil.resolve_name(node["_target_"])
-        options = inspect.signature(target).parameters
-        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # no target, or one without a readable signature: instantiating it will tell
-        options, hints = {}, {}
-    takes_any = not options or any(p.kind is p.VAR_KEYWORD for p in options.values())
+    options, hints = _signature(node.get("_target_"))
     for name, value in node.items():
         if name.startswith("_"):
             continue
-        if name not in options and not takes_any:
-            others = (o for o in options if o != "params" and not o.startswith("_"))
+        if options is not None and name not in options:
+            others = [o for o in options if o != "params" and not o.startswith("_")] or ["nothing"]
             raise ValueError(f"{path}.{name} is no option of {node['_target_']}: {suggestion(name, others)}")
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

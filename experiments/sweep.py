@@ -103,7 +103,14 @@ def point(folder: Path) -> None:
 def jobs(folder: Path) -> dict[Path, records.Run]:
     """The records of a sweep, in the order of the jobs."""
     folders = sorted((p.parent for p in folder.rglob(records.RUN)), key=lambda p: (len(str(p)), str(p)))
-    return {job: records.read(job) for job in folders}
+    return {job: _read(job) for job in folders}
+
+
+def _read(job: Path) -> records.Run:
+    try:
+        return records.read(job)
+    except ValueError as error:  # one broken record hides no other
+        return records.Run(job, {}, [], {"status": "unreadable", "reason": str(error)})
 
 
 def summary(folder: Path) -> str:

@@ -122,6 +122,9 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
     mode = os.environ.get("WANDB_MODE") or track
     if track == "off" or mode in ("off", "disabled"):
         return Off()
+    former = sorted(
+        Path(folder).glob("wandb/*run-*-*")
+    )  # of the same run, resumed here: it gets its whole record again
     try:
         import wandb
 
@@ -131,6 +134,7 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
             dir=os.environ.get("WANDB_DIR") or str(folder),
             group=os.environ.get("WANDB_RUN_GROUP") or group(config),
             name=os.environ.get("WANDB_NAME") or _name(config),
+            id=former[-1].name.rpartition("-")[2] if former else None,
             config=records.encode(config),
             mode={"dryrun": "offline", "run": "online"}.get(mode, mode),  # type: ignore[arg-type]
             settings=wandb.Settings(

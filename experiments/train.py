@@ -241,6 +241,10 @@ def _main(cfg: DictConfig) -> None:
     folder = Path(hydra_config.runtime.output_dir)
     swept = hydra_config.mode == RunMode.MULTIRUN
     rank = int(os.environ["RANK"]) if launch.under_torchrun() else 0
+    if hydra_config.job.chdir:
+        os.chdir(hydra_config.runtime.cwd)  # paths are those of the command, and what is written goes to `folder`
+    if swept and (foreign := schema.trim(cfg, CONF)):
+        log.info("%s: options of other choices of the sweep, not used here", ", ".join(foreign))
     try:
         try:
             config = schema.resolved(cfg)
@@ -312,7 +316,8 @@ def _record_failure(folder: Path, planned: int | None, cause: BaseException, rea
 
 def cli() -> None:
     """`python -m experiments.train`."""
-    for override in sys.argv[1:]:
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # wherever it stands
+    for override in (word for word in sys.argv[1:] if "=" in word):
         key, _, value = override.partition("=")
         if value == "null" and key in schema.GROUPS:
             sys.exit(f"error: {override}: a group takes the name of one of its files; --help lists them")

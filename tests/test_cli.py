@@ -225,6 +225,19 @@ def test_a_sweep_that_is_repeated_in_its_folder_does_what_is_left_and_another_is
     assert capsys.readouterr().out.count("sweep: 3 done") == 2
 
 
+def test_options_of_one_choice_in_a_sweep_over_a_group_and_m_in_the_middle(here, tmp_path):
+    swept = ("compressor=topk,sign", "-m", "++compressor.ratio=0.3", "hydra.sweep.dir=s", "hydra.job.chdir=true")
+    here(*SMALL, "progress=false", "algorithm=choco", *swept)
+    config = [records.read(tmp_path / "s" / job).config for job in "01"]
+    assert [c["algorithm"]["compressor"] for c in config] == [c["compressor"] for c in config]
+    assert config[0]["compressor"]["ratio"] == 0.3
+    assert config[1]["compressor"] == {"_target_": "gossip.Sign"}
+    with pytest.raises(SystemExit):
+        here(*SMALL, "compressor=sign", "++compressor.ratio=0.3")
+    with pytest.raises(SystemExit):
+        here("-m", *SMALL, "compressor=topk", "++compressor.ration=0.3")
+
+
 def test_jobs_that_share_a_folder_end_the_sweep(here, capsys):
     with pytest.raises(SystemExit, match="s/x holds a run with seed=0, and this job has seed=1.*hydra.sweep.subdir"):
         here("-m", *SMALL, "progress=false", "hydra.sweep.dir=s", "hydra.sweep.subdir=x", "seed=0,1")
@@ -254,6 +267,9 @@ def test_a_sweep_is_summed_up_however_deep_its_folders_are(tmp_path):
     (tmp_path / "sweep.json").write_text('{"overrides": [], "jobs": 4}')
     expected = f"      failed  seed=0: no disk\nsweep: 1 done, 1 failed, 2 without a record; records: {tmp_path}"
     assert sweep.summary(tmp_path) == expected
+    (tmp_path / "a b" / "seed=1" / records.RUN).write_text("{torn")
+    assert "unreadable  seed=1:" in sweep.summary(tmp_path)
+    assert "sweep: 1 failed, 1 unreadable, 2 without" in sweep.summary(tmp_path)
 
 
 def test_an_interval_is_nothing_to_sweep_over(here):
