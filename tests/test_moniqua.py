@@ -13,6 +13,8 @@ import graphs
 from experiments import records, schema, train
 from gossip import MoniquaSGD, Network
 from gossip.compress.identity import Dense
+from gossip.events import HALF
+from gossip.meeting import Meeting
 
 RING = SCHEDULES["ring"]
 
@@ -131,7 +133,13 @@ def test_dither_that_is_not_shared_doubles_it(monkeypatch):
 
 
 def test_two_who_meet_share_their_dither_too():
-    """Under the asynchronous clock: the mean stays, and so the models agree on it."""
+    """Under the asynchronous clock; the mean stays, and the models agree on it."""
+    net = Meeting(graphs.as_schedule(graphs.ring(6)))
+    net.enter(0, (5, 2, 4, 3), [(HALF, (0, 2)), (HALF, (1, 3))], events=(8, 9, 8, 9))
+    one, two, also_one, also_two = net.keys(shared=True).tolist()
+    assert (one, two) == (also_one, also_two)
+    assert one != two
+    assert len(net.keys().unique()) == 4
     x = gossip.rng.normal(gossip.rng.key(0, "meet", torch.arange(6)), 50)
     zero, clock = lambda x, workers, step: torch.zeros_like(x), gossip.Asynchronous()
     *_, last = gossip.simulate(zero, MoniquaSGD(theta=8.0), graphs.ring(6), 60, x0=x, clock=clock)
