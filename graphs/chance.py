@@ -151,7 +151,7 @@ def matcha_plan(topology: Topology, budget: float) -> Matcha:
             )
             p = np.clip(found.x, 0, 1)
             best_p = max(best_p, p, key=lambda p: np.linalg.eigvalsh(np.tensordot(p, L, 1))[1])
-        p = best_p
+        p = best_p.round(6)  # so that machines whose eigensolvers round otherwise draw the same matchings
     mean, spread = np.tensordot(p, L, 1), np.tensordot(p * (1 - p), L, 1)
     J = np.full((n, n), 1 / n)
 
@@ -160,7 +160,8 @@ def matcha_plan(topology: Topology, budget: float) -> Matcha:
 
     top = float(np.linalg.eigvalsh(mean)[-1])
     best: Any = minimize_scalar(rho, bounds=(0, 2 / top), method="bounded", options={"xatol": 1e-10})
-    return Matcha(groups, p, float(best.x), rho(float(best.x)))
+    alpha = round(float(best.x), 6)
+    return Matcha(groups, p, alpha, rho(alpha))
 
 
 def _laplacians(groups: list[np.ndarray], n: int) -> np.ndarray:

@@ -333,6 +333,9 @@ def test_other_files_are_refused(tmp_path, data, words):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(ValueError, match=words):
         fashion.read_idx(tmp_path / "x")
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(1000))[:20] if data else data)  # a download that broke off
+    with pytest.raises(ValueError, match="no whole gzip file.*Download it again" if data else "begins with"):
+        fashion.read_idx(tmp_path / "x.gz")
 
 
 def test_missing_data_names_the_remedy(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import gzip
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,12 @@ def read_idx(path: Path) -> Tensor:
     """A uint8 tensor from an IDX file, plain or gzipped: two zero bytes, 0x08 for uint8, the number of dimensions, each
     of them as a big-endian uint32, then the data. Raises ValueError for anything else and for a file of another length
     than its header says."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is no whole gzip file ({error}). Download it again.") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise ValueError(
             f"{path} begins with {data[:4].hex()}: an IDX file of bytes begins with 000008. Download it again."
