@@ -18,8 +18,8 @@ def check_gamma(gamma: float | str | None, compressor: Any) -> None:
         )
     if isinstance(compressor, Moniqua):
         raise ValueError(
-            f"compressor={compressor!r} is no contraction: differences beyond θ would be read modulo 2θ; use an algorithm made "
-            "for it, or a compressor that states δ, such as gossip.LInf(8)"
+            f"compressor={compressor!r} is no contraction: differences beyond θ would be read modulo 2θ; use "
+            "gossip.MoniquaSGD, or a compressor that states δ, such as gossip.LInf(8)"
         )
     if gamma == "auto":
         return
