@@ -82,6 +82,10 @@ def world(config: Mapping[str, Any]) -> int:
 def threads(config: Mapping[str, Any], processes: int) -> int:
     """torch threads per process: what the config or OMP_NUM_THREADS says, else cores // processes."""
     wanted = config["launch"].get("threads") or os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if wanted and not (str(wanted).isdecimal() and int(wanted) >= 1):
+        raise ValueError(
+            f"OMP_NUM_THREADS={wanted!r} is no whole number of at least 1: unset it, or set launch.threads, which goes first"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(wanted) if wanted else max(1, cores // processes)
 

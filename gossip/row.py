@@ -261,6 +261,10 @@ def _refuse_what_is_no_row(optimizer: torch.optim.Optimizer, params: list[Tensor
         what = f"parameter {i}{f', {name},' if name else ''}"
         if nn.parameter.is_lazy(p):
             raise ValueError(f"{what} is lazy and has no shape yet: run one batch through the model, then wrap")
+        if p.is_meta:
+            raise ValueError(
+                f"{what} is on the meta device and holds no numbers: initialise or load the model, then wrap"
+            )
         if p.is_complex() and p.requires_grad:
             raise ValueError(
                 f"{what} of shape {tuple(p.shape)} is {p.dtype}, and rows hold real numbers: keep its real view, "

@@ -332,6 +332,7 @@ def connect(
     with `rank` and `size`; no port is opened for the rendezvous then. An initialised process group is used as it is.
     """
     _refuse_timeout(timeout)
+    _refuse_few_files(size or int(os.environ.get("WORLD_SIZE", 1)))
     if not dist.is_initialized():
         if rank is not None and size is not None and not 0 <= rank < size:
             raise ValueError(f"rank={rank} of size={size}: ranks count from 0 to {size - 1}, each once")
@@ -344,14 +345,23 @@ def connect(
         if not os.environ.get("GLOO_SOCKET_IFNAME") and (found := interface(host)):
             # gloo binds where the host's own name resolves, which need not be where the others are, nor exist.
             os.environ["GLOO_SOCKET_IFNAME"] = found
+        bound = datetime.timedelta(seconds=timeout)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
-            dist.init_process_group(
-                backend,
-                init_method=store or "env://",
-                rank=-1 if rank is None else rank,
-                world_size=-1 if size is None else size,
-                timeout=datetime.timedelta(seconds=timeout),
-            )
+            if store is None and attempt != "0" and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+                # torchrun keeps the store of the processes that failed, whose addresses gloo would take for those of now.
+                # Between several nodes the attempts are not numbered alike.
+                kept, rank, size = next(dist.rendezvous("env://", timeout=bound))
+                fresh = dist.PrefixStore(f"attempt {attempt}", kept)
+                dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=bound)
+            else:
+                dist.init_process_group(
+                    backend,
+                    init_method=store or "env://",
+                    rank=-1 if rank is None else rank,
+                    world_size=-1 if size is None else size,
+                    timeout=bound,
+                )
         except (RuntimeError, ValueError) as error:
             own, all = os.environ.get("RANK", rank), os.environ.get("WORLD_SIZE", size)
             if "already in use" in str(error):
@@ -363,7 +373,8 @@ def connect(
                 remedy = (
                     f"start all {all} processes within {timeout:g} s, each with a rank of its own; on several hosts set "
                     "GLOO_SOCKET_IFNAME to the interface that reaches the others (`ip route get ADDRESS` names it), and let no "
-                    "firewall stop the ports above 1024 between them"
+                    "firewall stop the ports above 1024 between them; where torchrun is to restart processes on several hosts, "
+                    "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
                 )
             raise RuntimeError(
                 f"rank {own} of {all} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "
@@ -375,6 +386,21 @@ def connect(
 def _refuse_timeout(timeout: float) -> None:
     if not isinstance(timeout, int | float) or not 0 < timeout < 1e9:
         raise ValueError(f"timeout={timeout!r} bounds every wait: give a positive number of seconds, such as 300")
+
+
+def _refuse_few_files(size: int) -> None:
+    """gloo ends the process without a word where it may not open another connection."""
+    try:
+        import resource
+
+        opened, most = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        return
+    if opened + 3 * size + 16 > most > 0:
+        raise RuntimeError(
+            f"{size} processes need about {opened + 3 * size + 16} open files each, three to everybody, and `ulimit -n` "
+            f"allows {most}: raise it, for example `ulimit -n 4096`, or start fewer processes (launch=here or blocks)"
+        )
 
 
 def interface(host: str) -> str | None:

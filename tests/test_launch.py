@@ -285,6 +285,10 @@ def test_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")  # of nested regions
     assert launch.threads(_config("workers"), 1) == 3
     assert launch.threads(_config("workers", threads=5), 1) == 5
+    for wrong in ("many", "0", "-1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        with pytest.raises(ValueError, match=f"OMP_NUM_THREADS='{wrong}' is no whole number.*launch.threads"):
+            launch.threads(_config("workers"), 1)
 
 
 def test_world():

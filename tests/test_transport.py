@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -439,6 +440,38 @@ def test_without_a_process_group_the_remedy_is_named(monkeypatch):
 def test_a_bound_of_waits_is_a_positive_number(timeout, tmp_path):
     with pytest.raises(ValueError, match=r"timeout=.* bounds every wait: give a positive number of seconds"):
         gossip.connect(0, 1, f"file://{tmp_path / 'store'}", timeout=timeout)
+
+
+def restarted(rank, size, store, port):
+    elastic = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+    }
+    os.environ |= {k: str(v) for k, v in elastic.items()} | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for attempt in range(3):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        transport = gossip.connect(timeout=20)
+        total = float(transport.sum_(torch.tensor([rank + 1.0])))
+        gossip.transport.abandon()
+    return total
+
+
+def test_processes_that_torchrun_restarts_do_not_meet_those_of_before(tmp_path):
+    kept = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    assert values(launch(restarted, 2, tmp_path, kept.port)) == [3.0, 3.0]
+
+
+def test_connections_need_open_files(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with pytest.raises(RuntimeError, match=r"100 processes need about \d+ open files each.*`ulimit -n` allows 256"):
+            gossip.connect(0, 100, f"file://{tmp_path / 'store'}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_processes_that_do_not_meet_are_told_why(tmp_path, monkeypatch):

@@ -946,12 +946,13 @@ def test_a_model_loaded_after_wrap_is_noticed_where_it_would_be_lost(alone, dtyp
             r"parameter 0 of shape \(2,\) is torch.complex64.*view_as_real",
         ),
         ([("w", nn.LazyLinear(2).weight)], r"parameter 0, w, is lazy.*run one batch"),
+        ([nn.Parameter(torch.ones(2, device="meta"))], r"parameter 0 is on the meta device.*initialise or load"),
         (
             [nn.Parameter(SHARED), nn.Parameter(SHARED)],
             r"parameter 1 lies in the same memory as parameter 0.*one nn.Parameter",
         ),
     ],
-    ids=["complex", "lazy", "tied by data"],
+    ids=["complex", "lazy", "meta", "tied by data"],
 )
 def test_parameters_that_cannot_be_a_row(alone, params, told):
     with pytest.raises(ValueError, match=told):
