@@ -17,6 +17,7 @@ from graphs import Incompatible, Schedule, Topology, as_schedule
 from . import tree
 from .algorithm import Algorithm, check
 from .buckets import Buckets
+from .compress.payload import naming
 from .layout import Layout
 from .live_wrap import LiveOptimizer
 from .network import Network
@@ -249,13 +250,20 @@ class GossipOptimizer(torch.optim.Optimizer):
                     self._buckets.exchange(self.rounds)
                 else:
                     self._begin(self.rounds - 1)
-                    self.gossip = self.algorithm.communicate(self.gossip, self.net)
+                    with naming(self.net.rows, self._diverged):
+                        self.gossip = self.algorithm.communicate(self.gossip, self.net)
                 if self._buffers is not None:
                     self._buffers.mix(self.net)
                 if self.overlap:
                     self._send()
         self.algorithm.params(self.gossip)
         self.row.refresh()
+
+    def _diverged(self) -> str:
+        """The first parameter that is not finite, in words."""
+        views = self.row.layout.views(self.algorithm.params(self.gossip)[0])
+        found = (f", first in {name} of shape {tuple(p.shape)}" for name, p in views.items() if not p.isfinite().all())
+        return next(found, "")
 
     def _begin(self, round: int) -> None:
         transport = self.net.transport
@@ -268,7 +276,8 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _send(self) -> None:
         self._begin(self.rounds)
-        self.algorithm.send(self.gossip, self.net)
+        with naming(self.net.rows, self._diverged):
+            self.algorithm.send(self.gossip, self.net)
         self._leave_in_flight()
 
     def _leave_in_flight(self) -> None:

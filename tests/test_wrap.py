@@ -475,3 +475,19 @@ def test_own_loop_under_torchrun(tmp_path):
     assert accuracy > 0.8
     assert 0 < distance < 10
     assert rounds == 10 * (375 // 32)
+
+
+def _diverges(rank, size, store):
+    transport = gossip.connect(rank, size, store)
+    model, algorithm = Net(), gossip.Choco(compressor=gossip.TopK(0.5))
+    optimizer = gossip.wrap(SGD(model.parameters(), lr=0.1), algorithm, graphs.ring(size), transport=transport)
+    if rank == 1:
+        _backward(model, 0, 0)
+        model.second.weight.grad[1, 2] = torch.nan
+        with pytest.raises(gossip.NotFinite, match=r"\(worker 1\).* first in parameter 2 of shape \(2, 4\)"):
+            optimizer.step()
+    return True
+
+
+def test_who_diverged_is_named_with_the_parameter(tmp_path):
+    assert values(launch(_diverges, 2, tmp_path)) == [True] * 2
