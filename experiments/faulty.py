@@ -12,6 +12,7 @@ from torch import Tensor
 import gossip
 from experiments import metrics
 from experiments.crew import Seat
+from gossip.compress.payload import naming
 from gossip.faults import Kill, Remains, remains
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class _Run:
             for t in range(self.round * steps, (self.round + 1) * steps):
                 self.state = self.algorithm.compute(self.state, lambda x, t=t: self._gradient(x, t))
             self.kept.copy_(self.algorithm.params(self.state))  # a failed exchange may have added some of its parts
-            self.state = self.algorithm.communicate(self.state, self.net)
+            with naming(self.own):
+                self.state = self.algorithm.communicate(self.state, self.net)
             self.round += 1
             self.kept.copy_(self.algorithm.params(self.state))
             if (self.round % every == 0 or self.round == self.config["rounds"]) and not self.evaluate():
