@@ -32,6 +32,8 @@ class Layout:
     def of(cls, model: nn.Module | Iterable[tuple[str, Tensor]]) -> "Layout":
         """The layout of a module's parameters, or of (name, tensor) pairs, in their order."""
         named = _named(model)
+        if lazy := [name for name, p in named if nn.parameter.is_lazy(p)]:
+            raise ValueError(f"parameter {lazy[0]!r} has no shape yet: call the lazy model on one batch first")
         if not named:
             raise ValueError(
                 "the model has no parameters to train: a layout needs at least one; pass a module or an optimizer that has some"

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class Oracle:
         self.model, self.loss = copy.deepcopy(model).train(), loss
         self._frozen = copy.deepcopy(model).eval()
         self._vectorised = True
+        self.draws = True  # whether `keys` may matter
+        self._seen: dict[str, tuple[int, int] | None] | None = {}  # where buffers were after the first call
         self._g = self._room = torch.empty(0, self.layout.d, dtype=self.layout.dtype, device=self.layout.device)
         self._views: list[Tensor] = []
 
@@ -60,13 +62,32 @@ class Oracle:
             self._views = list(self.layout.views(self._g).values())
         if self._vectorised:
             try:
-                return self._g, self._gradients(x, inputs, targets)
+                losses = self._gradients(x, inputs, targets)
+                self.draws = False  # or vmap had refused it
             except (RuntimeError, ValueError, NotImplementedError) as refusal:
                 losses = self._loop(x, inputs, targets, keys)  # a mistake of the user's is raised by the loop as well
                 log.info("vmap refused this model, so gradients run in a loop over rows: %s", refusal)
                 self._vectorised = False
-                return self._g, losses
-        return self._g, self._loop(x, inputs, targets, keys)
+        else:
+            losses = self._loop(x, inputs, targets, keys)
+        if self._seen is not None:
+            self._refuse_memory()
+        return self._g, losses
+
+    def _refuse_memory(self) -> None:
+        """Buffers that the second forward writes again (what the first one may have cached is constant)."""
+        seen: dict[str, tuple[int, int] | None] = {}
+        for name, b in self.model.named_buffers():
+            try:
+                seen[name] = b.data_ptr(), b._version
+            except RuntimeError:  # assigned inside of vmap, a tensor that has no place outside
+                seen[name] = None
+            if seen[name] is None or (self._seen and self._seen.get(name) != seen[name]):
+                raise ValueError(
+                    f"buffer {name!r} is written by every forward and would be shared by all workers here: use a layer that "
+                    "remembers nothing (not spectral_norm, running statistics or centers), or gossip.wrap, a worker per process"
+                )
+        self._seen = None if self._seen or not seen else seen
 
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Outputs (k, b, …) of each of k rows on the same inputs (b, …), in evaluation mode, without gradients."""
@@ -95,7 +116,7 @@ class Oracle:
             leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(x).items()}
             losses = vmap(self._one)(leaves, inputs, targets)
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        torch._foreach_copy_(self._views, list(grads))
+        torch._foreach_copy_(self._views, _dense(grads))
         return losses.detach()
 
     def _loop(self, x: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None) -> Tensor:
@@ -107,6 +128,10 @@ class Oracle:
                 leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(x[i]).items()}
                 loss = self._one(leaves, inputs[i], targets[i])
                 grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-                torch._foreach_copy_([v[i] for v in self._views], list(grads))
+                torch._foreach_copy_([v[i] for v in self._views], _dense(grads))
                 losses[i] = loss.detach()
         return losses
+
+
+def _dense(grads: Iterable[Tensor]) -> list[Tensor]:
+    return [g.to_dense() if g.is_sparse else g for g in grads]  # embeddings may have sparse ones

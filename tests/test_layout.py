@@ -75,5 +75,7 @@ def test_mixed_dtypes_are_refused_by_name():
 def test_a_model_without_parameters_and_a_row_of_another_length_are_refused():
     with pytest.raises(ValueError, match="no parameters"):
         Layout.of(nn.ReLU())
+    with pytest.raises(ValueError, match="'weight' has no shape yet: call the lazy model"):
+        Layout.of(nn.LazyLinear(2))
     with pytest.raises(ValueError, match="row of 5 numbers does not fit this layout of 6"):
         Layout.of(nn.Linear(2, 2)).views(torch.zeros(2, 5))

@@ -52,6 +52,15 @@ class Scaled(nn.Module):
         return self.scale * self.linear(x) + self.shift
 
 
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x[..., 0].abs().long().clamp(max=4)))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -86,6 +95,7 @@ MODELS = {
     "scalar and buffer": (Scaled, (6,), "classes", True),
     "branching": (Branching, (6,), "classes", False),
     "recurrent": (Recurrent, (6,), "classes", None),
+    "sparse gradients": (Embedded, (6,), "classes", None),
 }
 
 
@@ -112,7 +122,9 @@ def one_by_one(model, loss, x, inputs, targets):
         value = loss(worker(inputs[i]), targets[i])
         value.backward()
         grads.append(
-            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in worker.parameters()])
+            torch.cat(
+                [(torch.zeros_like(p) if p.grad is None else p.grad.to_dense()).flatten() for p in worker.parameters()]
+            )
         )
         losses.append(value.detach())
     return torch.stack(grads), torch.stack(losses)
@@ -212,6 +224,30 @@ def test_dropout_depends_on_the_keys_alone():
     assert not torch.allclose(other, first, atol=1e-3)
 
 
+class Noisy(nn.Module):
+    """A random layer that is no dropout, as stochastic depth is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear(x + torch.randn_like(x))
+
+
+def test_any_randomness_depends_on_the_keys_alone():
+    oracle = Oracle(Noisy(), F.cross_entropy)
+    x = Layout.of(Noisy()).flatten(Noisy()).expand(M, -1).clone()
+    inputs, targets, keys = torch.zeros(M, B, 6), torch.zeros(M, B).long(), rng.key(0, "noise", torch.arange(M))
+    first = oracle(x, inputs, targets, keys)[0].clone()
+    assert oracle.draws
+    torch.manual_seed(7)
+    assert torch.equal(oracle(x[1:2], inputs[:1], targets[:1], keys[1:2])[0][0], first[1])
+    plain = Oracle(mlp(nn.ReLU()), F.cross_entropy)
+    plain(Layout.of(plain.model).flatten(plain.model)[None], inputs[:1], targets[:1])
+    assert not plain.draws
+
+
 def test_dropout_is_off_in_predictions():
     model = mlp(nn.Dropout(0.5))
     oracle, x = Oracle(model, F.cross_entropy), Layout.of(model).flatten(model)[None]
@@ -230,6 +266,41 @@ def test_running_statistics_are_refused_by_name(norm):
     name = type(norm).__name__
     with pytest.raises(ValueError, match=rf"module '2' \({name}\) keeps running statistics.*use nn\.GroupNorm"):
         Oracle(mlp(norm), F.cross_entropy)
+
+
+class Remembering(nn.Module):
+    """A running value: in place (refused by vmap), assigned (escapes from vmap), or cached by the first forward."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.how = nn.Linear(6, 3), how
+        self.register_buffer("center", torch.zeros(6))
+
+    def forward(self, x):
+        if self.how == "in place":
+            self.center.mul_(0.9).add_(0.1 * x.mean(0))
+        elif self.how == "assigned":
+            self.center = 0.9 * self.center + 0.1 * x.mean(0)
+        elif not self.center.any():
+            self.center = torch.ones(6)
+        return self.linear(x - self.center)
+
+
+@pytest.mark.parametrize("how", ["in place", "assigned", "cached", "spectral_norm"])
+def test_what_a_model_remembers_would_be_shared_by_all_workers(how):
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)) if how == "spectral_norm" else Remembering(how)
+    x = Layout.of(model).flatten(model).expand(M, -1).clone()
+    oracle, batch = Oracle(model, F.cross_entropy), (torch.randn(M, B, 6), torch.zeros(M, B).long())
+
+    def several():
+        for _ in range(3):
+            oracle(x, *batch)
+
+    if how == "cached":
+        several()
+    else:
+        with pytest.raises(ValueError, match=r"buffer '.*' is written by every forward.*gossip.wrap"):
+            several()
 
 
 @pytest.mark.parametrize(

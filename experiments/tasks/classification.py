@@ -89,7 +89,6 @@ class Classification:
         self.size = int(self.partition.sizes.sum())
         self.batch_size = batch if batch is not None else self.size / n
         self._seed = seed
-        self._random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
         self._buffers: dict[str, Tensor] = {}
 
     def report(self) -> str:
@@ -113,7 +112,7 @@ class Classification:
         return inputs.view(*index.shape, *inputs.shape[1:]), targets
 
     def gradient(self, x: Tensor, workers: Tensor, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        keys = gossip.rng.key(self._seed, "dropout", workers, step) if self._random else None
+        keys = gossip.rng.key(self._seed, "dropout", workers, step) if self.oracle.draws else None
         return self.oracle(x, *self.batch(workers, step), keys)
 
     @torch.no_grad()
@@ -143,7 +142,8 @@ class Classification:
         a CPU."""
         made: list[int] = []
         hooks = [
-            m.register_forward_hook(lambda _m, _i, out: made.append(out.numel())) for m in self.oracle.model.modules()
+            m.register_forward_hook(lambda _m, _i, out: made.append(out.numel() if isinstance(out, Tensor) else 0))
+            for m in self.oracle.model.modules()
         ]
         self.oracle.model(self._converted(self.test_inputs[:1], "one"))
         for hook in hooks:
