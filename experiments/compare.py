@@ -7,6 +7,7 @@ silently: a note names the runs that are incomplete, were done twice, or differ 
 """
 
 import difflib
+import io
 import json
 import math
 import re
@@ -543,4 +544,6 @@ def _target(text: str | None) -> float | None:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console without ± and ─ gets question marks
     sys.exit(main(sys.argv[1:]))

@@ -239,6 +239,7 @@ def _child(rank, size, store, timeout, threads, logs, pipe, target, args, seat=N
         if logs is not None:
             logging.basicConfig(
                 filename=Path(logs, f"rank-{rank}.log"),
+                encoding="utf-8",
                 level=logging.INFO,
                 format=f"[%(asctime)s][rank {rank}][%(name)s][%(levelname)s] %(message)s",
             )

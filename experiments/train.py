@@ -5,6 +5,7 @@ python -m experiments.train -m algorithm=dpsgd,choco topology=ring,torus seed=0,
 torchrun --nproc-per-node 4 -m experiments.train launch=blocks n=16
 """
 
+import io
 import logging
 import os
 import re
@@ -316,6 +317,8 @@ def _record_failure(folder: Path, planned: int | None, cause: BaseException, rea
 
 def cli() -> None:
     """`python -m experiments.train`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console without ‖ ends no run
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # wherever it stands
     for override in (word for word in sys.argv[1:] if "=" in word):
         key, _, value = override.partition("=")

@@ -3,8 +3,10 @@
 import argparse
 import ast
 import inspect
+import io
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -206,4 +208,6 @@ def _option(word: str) -> tuple[str, Any]:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console without λ gets question marks
     raise SystemExit(main())

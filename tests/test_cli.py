@@ -1,5 +1,6 @@
 """`python -m experiments.train` as users type it: records, sweeps that go on, errors in a paragraph, parts of their own."""
 
+import io
 import json
 import logging
 import os
@@ -194,6 +195,8 @@ def here(monkeypatch, tmp_path):
         train.cli()
 
     yield call
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     signal.signal(signal.SIGTERM, kept)
@@ -236,6 +239,15 @@ def test_options_of_one_choice_in_a_sweep_over_a_group_and_m_in_the_middle(here,
         here(*SMALL, "compressor=sign", "++compressor.ratio=0.3")
     with pytest.raises(SystemExit):
         here("-m", *SMALL, "compressor=topk", "++compressor.ration=0.3")
+
+
+def test_a_console_without_the_letters_of_a_report_ends_no_run(here, tmp_path, monkeypatch):
+    said = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", said)
+    here(*SMALL, "progress=false", "hydra.run.dir=r")
+    said.flush()
+    assert b"(1/n) ???f?(x*)??" in said.buffer.getvalue()
+    assert "‖∇fᵢ(x*)‖²" in (tmp_path / "r" / "log.txt").read_text(encoding="utf-8")
 
 
 def test_jobs_that_share_a_folder_end_the_sweep(here, capsys):
