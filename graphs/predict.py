@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from graphs import cayley
-from graphs.properties import Incompatible, checked, csr, offence
+from graphs.properties import Incompatible, checked, csr, offence, solid
 from graphs.schedules import as_schedule
 from graphs.spectral import DENSE, gap, recurrent, slem, spectrum, stochastic
 from graphs.topology import whole
@@ -193,7 +193,7 @@ def stationary(W: Any) -> Tensor:
     W = checked(W)
     n, by_rows = W.shape[0], stochastic(W)
     walk = csr(W) if by_rows else csr(W).T.tocsr()
-    if bool((walk.data >= 0).all()) and recurrent(walk) > 1 and _closed_classes(walk) > 1:
+    if offence(W, "nonnegative") is None and recurrent(solid(walk)) > 1 and _closed_classes(solid(walk)) > 1:
         raise Incompatible("several closed groups of workers: each agrees on its own, and no common weights exist.")
     if offence(W, "doubly_stochastic") is None:
         return torch.full((n,), 1 / n, dtype=torch.float64)
@@ -241,7 +241,7 @@ def kemeny_constant(W: Any) -> float:
     shape = cayley.group(W) if by_rows else None
     mu = cayley.deficits(W, shape) if shape is not None else 1 - spectrum(W).numpy()
     mu = np.delete(mu, 0 if shape is not None else int(np.abs(mu).argmin()))
-    walk = csr(W) if by_rows else csr(W).T.tocsr()
-    if bool((walk.data >= 0).all()) and _closed_classes(walk) > 1:
+    walk = solid(csr(W) if by_rows else csr(W).T.tocsr())
+    if offence(W, "nonnegative") is None and _closed_classes(walk) > 1:
         return math.inf
     return float((1 / mu).sum().real)

@@ -15,6 +15,7 @@ from torch import Tensor
 __all__ = ["TOLERANCE", "Incompatible", "aperiodic", "offence", "strongly_connected"]
 
 TOLERANCE = 1e-7
+DUST = 1e-12  # weights up to here are the rounding of a solver: they connect nobody, and are not negative
 
 
 class Incompatible(ValueError):
@@ -117,6 +118,14 @@ def csr(W: Tensor) -> Any:
     return csr_array((values.numpy(), columns.numpy().astype(small), start.astype(small)), shape=(n, n))
 
 
+def solid(pattern: Any) -> Any:
+    """A scipy sparse matrix without its rounding dust."""
+    kept = pattern.copy()
+    kept.data[np.abs(kept.data) <= DUST] = 0
+    kept.eliminate_zeros()
+    return kept
+
+
 def offence(W: Tensor, name: str, label: str = "W") -> str | None:
     """None if W has the property, else a sentence that names the worst offender and its value.
 
@@ -146,7 +155,7 @@ def offence(W: Tensor, name: str, label: str = "W") -> str | None:
         return f"{label}[{i}, {j}] is {_short(float(W[i, j]))} and {label}[{j}, {i}] is {_short(float(W[j, i]))}"
     if name == "nonnegative":
         rows, columns, values = entries(W)
-        if not len(values) or float(values.min()) >= 0:
+        if not len(values) or float(values.min()) >= -DUST:
             return None
         worst = int(values.argmin())
         i, j = int(rows[worst]), int(columns[worst])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphs.properties import Incompatible, aperiodic, checked, csr, matrix, offence, strongly_connected
+from graphs.properties import Incompatible, aperiodic, checked, csr, matrix, offence, solid, strongly_connected
 from graphs.topology import Topology, sized, whole
 from graphs.weights import metropolis, uniform
 
@@ -186,9 +186,9 @@ class Schedule:
                 if rate < 1
                 else f"the second largest modulus over {_rounds(self.rounds)} is {rate:.10g}, not below 1"
             )
-        patterns = [csr(self(k)) for k in self.rounds]
+        patterns = [solid(csr(self(k))) for k in self.rounds]
         for pattern in patterns:
-            pattern.data = np.ones_like(pattern.data)  # a new array: csr shares the values of W
+            pattern.data[:] = 1
         union = sum(patterns[1:], patterns[0])
         if not strongly_connected(union):
             return f"the union of {_rounds(self.rounds)} does not connect the {self.n} workers"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from graphs import cayley
-from graphs.properties import Incompatible, checked, csr, cycle_length, entries, offence, strongly_connected
+from graphs.properties import Incompatible, checked, csr, cycle_length, entries, offence, solid, strongly_connected
 from graphs.solvers import constant_free_ends, operator
 
 __all__ = ["Extremes", "extremes", "gap", "slem", "spectrum"]
@@ -44,10 +44,10 @@ def gap(W: Any) -> float:
     by_rows = stochastic(W)
     if n == 1:
         return 1.0
-    negative = bool((entries(W)[2] < 0).any())
+    negative = offence(W, "nonnegative") is not None
     matrix = csr(W)
     if not negative:
-        moduli_one = recurrent(matrix if by_rows else matrix.T.tocsr())
+        moduli_one = recurrent(solid(matrix) if by_rows else solid(matrix).T.tocsr())
         if moduli_one > 1:
             return 0.0
     shape = cayley.group(W)
@@ -106,7 +106,7 @@ def extremes(W: Any) -> Extremes:
         low, high = float(mu.min()), float(mu.max())
     else:
         low, high = deficits_at_the_ends(W, matrix)
-        if bool((matrix.data >= 0).all()) and not strongly_connected(matrix):
+        if offence(W, "nonnegative") is None and not strongly_connected(solid(matrix)):
             low = 0.0
     return Extremes(1 - low, 1 - high, "second" if 1 - low >= high - 1 else "last")
 

@@ -16,7 +16,10 @@ from graphs import (
     complete,
     cycle,
     exponential,
+    extremes,
     from_edges,
+    gap,
+    kemeny_constant,
     metropolis,
     one_peer_exponential,
     path,
@@ -164,6 +167,17 @@ def test_why_a_schedule_stands_still():
     swap, flip = tensor([[0, 1], [1, 0]]), tensor([[0.5, 0.5], [0.5, 0.5]])
     assert not static(swap).contractive
     assert cycle([swap, flip]).contractive
+
+
+@pytest.mark.parametrize("dust", [1e-17, -1e-17])
+def test_rounding_connects_nobody(dust):
+    W = torch.block_diag(torch.full((2, 2), 0.5), torch.full((2, 2), 0.5)).double()
+    W[0, 2] = W[2, 0] = dust
+    assert str(static(W).offence("contractive")) == "the union of 1 round does not connect the 4 workers"
+    assert static(W).nonnegative
+    assert gap(W) == 0
+    assert extremes(W).second == 1
+    assert kemeny_constant(W) == math.inf
 
 
 def test_union_over_the_period_counts():
