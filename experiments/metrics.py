@@ -7,7 +7,7 @@ distance and every x-axis, in one row. Pure functions of per-row metrics, whoeve
 |---|---|
 | `eval/average/<name>` | the metric of the average model x̄ = (1/n) Σ xᵢ |
 | `eval/mean/<name>` | the mean over workers of their own models' metric |
-| `eval/worst/<name>` | the worst worker's: the lowest accuracy, the highest of anything else |
+| `eval/worst/<name>` | the worst worker's: the lowest accuracy (or `GROWING`), the highest of anything else |
 | `eval/best/<name>` | the best worker's |
 | `consensus/distance` | (1/n) Σ ‖xᵢ − x̄‖² |
 | `train/loss` | mean over workers of the last batch loss |
@@ -24,16 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+GROWING = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")
 AXES = ("round", "epoch", "samples", "bits", "megabytes", "seconds", "simulated")
 
 
 def higher_is_better(name: str) -> bool:
-    """Accuracies grow as models improve; every other metric (loss, error, distance) shrinks.
+    """Accuracies and their like grow as models improve; every other metric (loss, error, distance) shrinks.
 
-    >>> higher_is_better("eval/worst/accuracy"), higher_is_better("loss")
-    (True, False)
+    >>> higher_is_better("eval/worst/accuracy"), higher_is_better("test_auc"), higher_is_better("loss")
+    (True, True, False)
     """
-    return name.rsplit("/", 1)[-1].endswith("accuracy")
+    return name.rsplit("/", 1)[-1].lower().endswith(GROWING)
 
 
 def squared_distances(x: Tensor, center: Tensor, chunk: int = 64) -> Tensor:

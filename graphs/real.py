@@ -49,6 +49,7 @@ def real(name: str) -> Topology:
     >>> t.n, t.messages // 2, t.names[0], round(float(t.lengths.max()))
     (50, 88, 'Aachen', 252)
     """
+    name = str(name)
     names = [name] if (_folder() / f"{name}.json").is_file() else real_names()
     found = [full for full in names if full == name] or [full for full in names if full.split("/")[-1] == name]
     found = found or [

@@ -4,6 +4,7 @@ rows."""
 import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 import gossip
@@ -23,6 +24,11 @@ def test_four_numbers_for_one_metric():
         "eval/worst/loss": 3.0,
         "eval/best/loss": 0.1,
     }
+
+
+def test_the_worst_of_what_grows_is_the_lowest():
+    row = metrics.summary({"AUC": torch.tensor([0.6, 0.9]), "macro_f1": torch.tensor([0.1, 0.4])}, {})
+    assert (row["eval/worst/AUC"], row["eval/best/macro_f1"]) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
 def test_a_worker_that_diverged_is_the_worst():
