@@ -36,11 +36,11 @@ class LiveOptimizer(torch.optim.Optimizer):
             the schedule.
         schedule: a fixed symmetric W, of which only the edges count.
         local_steps: try to begin an exchange after every so many steps.
-        model: whose floating buffers are those of rank 0 at the start (with `broadcast`) and local from then on;
+        model: whose buffers are those of rank 0 at the start (with `broadcast`) and local from then on;
             `average_model` can estimate them anew.
         transport: the processes.
         seed: of the choice of neighbours and of compressors.
-        broadcast: start every worker from rank 0's parameters.
+        broadcast: start every worker from rank 0's model: parameters, frozen ones as well, and the buffers of `model`.
         reweight: multiply the learning rate by `Live.scale`, mean steps / own steps within [1/8, 8], so that the data of
             workers that step often do not count more.
 
@@ -91,7 +91,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         transport.agree(facts)
         options = live_options(resolved(algorithm, schedule, row.layout.d, row.layout))
         if broadcast:
-            for tensor in (row.x, *row.floating):
+            for tensor in (row.x, *row.rest):
                 transport.broadcast_(tensor)
         self.z = row.x.clone()
         row.show(self.z)

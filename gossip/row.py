@@ -178,20 +178,20 @@ class ModelRow:
         return [b[tuple(slice(1 if s == 0 else None) for s in b.stride())] if 0 in b.stride() else b for b in every]
 
     @property
-    def floating(self) -> list[Tensor]:
-        """Those of the buffers that can be averaged."""
-        return [b for b in self.buffers if b.is_floating_point()]
+    def rest(self) -> list[Tensor]:
+        """What the workers' models consist of besides the row: frozen parameters and buffers."""
+        known = [*self.every, *(() if self.model is None else self.model.parameters())]
+        frozen = dict.fromkeys(p for p in known if not p.requires_grad)
+        return [*(_local(p).detach() for p in frozen), *self.buffers]
 
     def facts(self) -> dict[str, str]:
-        """What all workers must agree on, by parameter and buffer."""
+        """What all workers must agree on, by parameter, and for what is not in the row."""
         said = {"model=": "not given" if self.model is None else "given"}
         said |= {
             f"parameter {i}": f"{name} {tuple(_local(p).shape)} {p.dtype}".lstrip()
             for i, (name, p) in enumerate(zip(self.names, self.every))
         }
-        said |= {
-            f"floating buffer {i} of the model": f"{tuple(b.shape)} {b.dtype}" for i, b in enumerate(self.floating)
-        }
+        said |= {f"frozen parameter or buffer {i}": f"{tuple(b.shape)} {b.dtype}" for i, b in enumerate(self.rest)}
         order = iter(self.layout.strides)
         for i, p in enumerate(self.every):
             if not p.requires_grad:

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -217,8 +218,10 @@ class Transport:
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite a tensor by that of rank `source`, in place."""
         dense = x.contiguous()
-        with self._collective(f"broadcast from rank {source}"):
-            dist.broadcast(dense, group=self._collectives, group_src=source)
+        with self._collective(f"broadcast from rank {source}"):  # as bytes, whatever the dtype
+            dist.broadcast(
+                dense.as_strided((dense.numel(),), (1,)).view(torch.uint8), group=self._collectives, group_src=source
+            )
         return x if dense is x else x.copy_(dense)
 
     def gather(self, item: Any) -> list[Any]:

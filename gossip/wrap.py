@@ -74,7 +74,7 @@ def wrap(
             holds a model under DDP or FSDP2: each shard gossips with its counterparts.
         timeout: bound of every wait, in seconds.
         seed: of the randomness of compressors; the same on every rank.
-        broadcast: start every worker from rank 0's parameters (and floating buffers).
+        broadcast: start every worker from rank 0's model: parameters, frozen ones as well, and the buffers of `model`.
         force: run although the algorithm refuses the schedule, with a warning.
         clock: "lockstep" returns a `GossipOptimizer`; "live" a `gossip.LiveOptimizer`, whose workers average in pairs
             and wait for nobody (DPSGD, or Choco for compressed exchanges). Call its `finish()` in the end (`disconnect()` does
@@ -191,9 +191,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.net = Network(schedule, placement, transport, seed)
         self.net.background = overlap
 
-        buffers = row.floating
         if broadcast:
-            for tensor in (row.x, *buffers):
+            for tensor in (row.x, *row.rest):
                 transport.broadcast_(tensor)
         state = algorithm.init(row.x)
         if "opt" not in getattr(state, "_fields", ()):

@@ -385,6 +385,10 @@ def collective(rank, size, store):
     for t in strided:  # gloo would take their memory as it lies
         transport.broadcast_(t, 1)
     assert [t.tolist() for t in strided] == [[[11, 13]], [[15, 17]], [[10, 13], [11, 14], [12, 15]]]
+    kinds = torch.complex64, torch.bool, torch.float8_e4m3fn, torch.int64
+    told = [transport.broadcast_(torch.ones(2).mul(rank % 2).to(kind), 1) for kind in kinds]
+    assert [t.dtype for t in told] == list(kinds)
+    assert all(t.to(torch.complex64).real.tolist() == [1, 1] for t in told)
     gap = torch.arange(4.0)[::2]
     assert transport.sum_(gap).tolist() == [0, 6]
     result = float(transport.sum_(x)), float(transport.broadcast_(y, 1)), transport.gather((rank, "a" * rank))

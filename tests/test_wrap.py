@@ -318,6 +318,20 @@ def _starts(rank, size, store):
         assert torch.equal(_flat(model), _flat(Net(0)) if broadcast else own)
         said[broadcast] = (optimizer.consensus_distance(), own)
 
+    for broadcast in (
+        True,
+        False,
+    ):  # what is not in the row: a frozen backbone, in the optimizer or not, and any buffer
+        model = Net(rank)
+        model.first.requires_grad_(False)
+        model.register_buffer("order", torch.tensor([rank, 3, 5]))
+        frozen = [model.first.weight.clone(), model.first.bias.clone(), model.order.clone()]
+        params = [model.first.weight, *model.second.parameters()]
+        gossip.wrap(SGD(params, lr=0.1), gossip.DPSGD(), _RING, model=model, broadcast=broadcast)
+        told = [Net(0).first.weight, Net(0).first.bias, torch.tensor([0, 3, 5])] if broadcast else frozen
+        for p, wanted in zip((model.first.weight, model.first.bias, model.order), told):
+            assert torch.equal(p, wanted)
+
     for name, algorithm in (("dpsgd", gossip.DPSGD()), ("sgp", gossip.SGP())):
         model = Net(rank)
         mixing = graphs.static(_PUSH) if name == "sgp" else _RING
@@ -423,7 +437,7 @@ def _disagrees(rank, size, store):
         gossip.wrap(SGD(named[::-1] if rank == 2 else named), gossip.DPSGD(), _RING, transport=transport)
     norm = nn.BatchNorm1d(3)
     norm.register_buffer("odd", torch.zeros(3 + rank // 3))
-    with pytest.raises(ValueError, match=r"ranks 0 and 3 differ in floating buffer 2 of the model: \(3,\).*\(4,\)"):
+    with pytest.raises(ValueError, match=r"ranks 0 and 3 differ in frozen parameter or buffer 3: \(3,\).*\(4,\)"):
         gossip.wrap(SGD(norm.parameters()), gossip.DPSGD(), _RING, transport=transport, model=norm)
 
     wrapped()  # all of that has left the processes in step
