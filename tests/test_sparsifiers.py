@@ -158,6 +158,15 @@ def test_block_norms_neither_vanish_nor_overflow(scale):
     assert BlockTopK(0.3, block=2)(x).inner.index.tolist() == [[2]]
 
 
+@pytest.mark.parametrize("d", [1, 5, 63])
+def test_a_row_shorter_than_a_block_is_not_padded_to_one(d):
+    x = gaussian(1, d, dtype=torch.float32)
+    payload = BlockTopK(0.1, block=64)(x)
+    assert torch.equal(payload.dense(), x)
+    assert payload.bits == 32 * d + 8
+    assert BlockTopK(0.1, block=64).kept(d) == d
+
+
 def test_block_top_k_sends_one_index_a_block():
     x = gaussian(1, 6400, dtype=torch.float32)
     assert BlockTopK(0.1, block=64, indices="plain")(x).bits == 10 * 64 * 32 + 10 * 32

@@ -50,7 +50,8 @@ class BlockTopK:
         """Compress each row of (m, d)."""
         x = checked_rows(x)
         m, d = x.shape
-        whole, b = d // self.block * self.block, self.block
+        b = self.size(d)
+        whole = d // b * b
         energy = _energy(x, whole, b)
         refuse_non_finite(energy.isfinite().all(1))
         index = largest(energy, kept(self.ratio, energy.shape[1]))
@@ -65,9 +66,13 @@ class BlockTopK:
         """Start value of γ: twice the ratio. On Gaussian rows, with blocks all alike, a ring of 25 stands 2.8 times."""
         return min(1.0, 2 * self.ratio)
 
+    def size(self, d: int) -> int:
+        """Coordinates a block, of a row of d: no more than that."""
+        return max(1, min(self.block, d))
+
     def kept(self, d: int) -> int:
         """How many values of a row of d travel."""
-        return kept(self.ratio, -(-d // self.block)) * self.block
+        return kept(self.ratio, -(-d // self.size(d))) * self.size(d)
 
     def delta(self, d: int) -> float:
         """δ = k_b / ⌈d/b⌉."""
