@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .payload import Payload, refuse_non_finite
-from .tiles import InTiles, Room, Tile, height, kept, ldexp, measured, norms, reach, tiles, width, working
+from .payload import Payload, checked_rows, refuse_non_finite
+from .tiles import InTiles, Room, Tile, buckets, fresh, height, is_long, kept, ldexp, reach, tiles, width, working
 
 
 class Format(NamedTuple):
-    """A wire type: bits of mantissa, the exponent to which the largest number is brought, the smallest number's exponent."""
+    """A wire type: bits of mantissa, the exponent to which a norm is brought and which norm, the smallest number's exponent."""
 
     dtype: torch.dtype
     mantissa: int
     top: int
     bottom: int
+    norm: float = 2
 
 
 FORMATS = {
     "float16": Format(torch.float16, 10, 15, -24),
     "bfloat16": Format(torch.bfloat16, 7, 0, -133),
-    "float8_e4m3fn": Format(torch.float8_e4m3fn, 3, 8, -9),
+    "float8_e4m3fn": Format(torch.float8_e4m3fn, 3, 8, -9, math.inf),
     "float8_e5m2": Format(torch.float8_e5m2, 2, 15, -16),
 }
 
 
 @dataclass(frozen=True)
 class Cast:
-    """C(x) = 2^e · cast(2^−e x), rounded to nearest; e brings the largest magnitude near the top of the type's range.
+    """C(x) = 2^e · cast(2^−e x), rounded to nearest; e brings the largest of each bucket near the top of the type's range.
 
     Deterministic; each coordinate is off by at most 2^−(p+1) of itself (p bits of mantissa) or, where the type has only
     denormals left, 2^(bottom − top) of the largest: ‖C(x) − x‖² ≤ (4^−(p+1) + (d − 1) 4^(bottom − top)) ‖x‖² = (1 − δ) ‖x‖².
     Multiplying by a power of two is exact, so in bfloat16 the result is the plain cast. A message is 16 or 8 bits a
-    coordinate and 2^e.
+    coordinate and 2^e for each bucket: a tile that fits the cache, so the rows are read once, and layers of other
+    magnitudes keep their digits.
 
     | dtype | p | largest | smallest | relative to the largest |
     |---|---|---|---|---|
@@ -49,6 +52,10 @@ class Cast:
 
     Args:
         dtype: "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
+        bucket: how many coordinates share e, a multiple of 8 up to 65,536.
+
+    Raises:
+        ValueError: a row holds NaN or an infinity, or a number that would be rounded to infinity.
 
     >>> q = Cast("float16")(torch.tensor([[2.0**-12, 0.25, -70000.0]]))
     >>> [f"{v:.3g}" for v in q.dense()[0].tolist()], q.bits
@@ -56,64 +63,85 @@ class Cast:
     """
 
     dtype: str = "bfloat16"
+    bucket: int = 1 << 16
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMATS:
             raise ValueError(f'dtype={self.dtype!r} is not one of {", ".join(FORMATS)}, by name: Cast("bfloat16")')
+        if self.bucket not in range(8, (1 << 16) + 1, 8):
+            raise ValueError(
+                f"bucket={self.bucket!r} is not a multiple of 8 up to 65,536: it is how many numbers share a power of two"
+            )
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Narrow:
         """Compress each row of (m, d)."""
-        (m, d), kind, form = x.shape, working(x.dtype), FORMATS[self.dtype]
-        if self.dtype == "bfloat16" and kind == torch.float32:
+        x = checked_rows(x)
+        if self.dtype == "bfloat16" and working(x.dtype) == torch.float32:
             return self._plainly(x)
-        x, size, lift = measured(x, partial(norms, p=torch.inf if self.dtype == "float8_e4m3fn" else 2))
-        e = torch.frexp(size).exponent - form.top
-        factor = torch.exp2(-e.double()).to(kind).masked_fill_(size * reach(x.dtype) < 1, 0)
-        data = torch.empty(m, d, dtype=form.dtype, device=x.device)
+        (m, d), kind, form = x.shape, working(x.dtype), FORMATS[self.dtype]
+        bucket = self.bucket if self.bucket < d else None
+        data = fresh(m, d, form.dtype, x.device)
+        size = torch.zeros(m, buckets(d, bucket), dtype=torch.float64, device=x.device)
+        noted, few, p = size.numpy() if x.device.type == "cpu" else size, is_long(d), form.norm
         room = kept(Room, height(m, d) * width(m, d), x.device, kind)
-        for tile in tiles(m, d):
-            part = tile.of(x)
-            (scratch,) = room(*part.shape)
-            tile.of(data).copy_(torch.mul(part, tile.each(factor), out=scratch))
-        e = e if lift is None else e + lift[:, None]
-        return Narrow(data if form.dtype.itemsize > 1 else data.view(torch.uint8), _power(e, kind), self.dtype, x.dtype)
+        for tile in tiles(m, d, bucket):
+            part, into = tile.of(x), tile.of(data)
+            (scaled,) = room(*part.shape)
+            if few and part.ndim == 2:
+                found = noted[tile.rows.start, tile.first] = _size(part, p)
+                e = math.frexp(found)[1] - form.top if math.isfinite(found) else 0
+                half = e // 2 if abs(e) > 100 else e  # 2^e may be no float32
+                torch.mul(part, 2.0**-half, out=scaled)
+                if half != e:
+                    scaled.mul_(2.0 ** (half - e))
+            else:
+                found = torch.linalg.vector_norm(part, p, dim=-1, dtype=torch.float64)
+                size[tile.rows, tile.first : tile.last] = found.view(len(part), -1)
+                scaled = ldexp(part.to(kind), (form.top - torch.frexp(found).exponent)[..., None])
+            into.copy_(scaled)
+        refuse_non_finite(size.isfinite().all(1))
+        scale = ldexp(torch.ones_like(size, dtype=kind), torch.frexp(size).exponent - form.top)
+        sent = Narrow(data if form.dtype.itemsize > 1 else data.view(torch.uint8), scale, self.dtype, x.dtype, bucket)
+        _refuse_infinite(sent, size)
+        return sent
 
     def _plainly(self, x: Tensor) -> Narrow:
-        """bfloat16 has the range of float32: nothing to measure, and a sum tells whether all is finite."""
+        """bfloat16 has the range of float32: nothing to scale, and a norm that is finite says that all is."""
         m, d = x.shape
-        data, total = torch.empty(m, d, dtype=torch.bfloat16, device=x.device), torch.zeros(m, 1, device=x.device)
+        data, far = fresh(m, d, torch.bfloat16, x.device), False
         for tile in tiles(m, d):
             part = tile.of(x)
             tile.of(data).copy_(part)
-            tile.among(total).add_(part.sum(1, keepdim=True, dtype=torch.float32))
-        if not total.isfinite().all():  # or it has overflown
-            refuse_non_finite(data.isfinite().all(1))
-        return Narrow(data, torch.ones(m, 1, device=x.device), self.dtype, x.dtype)
+            far = far or not math.isfinite(torch.linalg.vector_norm(part, dtype=torch.float32))
+        sent = Narrow(data, torch.ones(m, 1, device=x.device), self.dtype, x.dtype, None)
+        if far:
+            refuse_non_finite(x.isfinite().all(1))
+            _refuse_infinite(sent, x.abs().amax(1))
+        return sent
 
     gamma = 1.0  # on Gaussian rows a ring of 25 stands up to 1.3
 
     def delta(self, d: int) -> float:
-        """δ = 1 − 4^−(p+1) − (d − 1) 4^(bottom − top)."""
-        form = FORMATS[self.dtype]
+        """δ = 1 − 4^−(p+1) − (d − 1) 4^(bottom − top), d at most the bucket."""
+        form, d = FORMATS[self.dtype], min(d, self.bucket)
         return 1 - 4.0 ** -(form.mantissa + 1) - (d - 1) * 4.0 ** (form.bottom - form.top)
 
 
 @dataclass(frozen=True)
 class Narrow(InTiles, Payload):
-    """`data` (m, d) in the wire type, eight-bit types as bytes, and `scale` (m, 1), a power of two."""
+    """`data` (m, d) in the wire type, eight-bit types as bytes, and `scale` (m, buckets), powers of two."""
 
     data: Tensor
     scale: Tensor
     kind: str
     dtype: torch.dtype
-
-    bucket = None
+    bucket: int | None
 
     def parts(self) -> tuple[Tensor, ...]:
         return self.data, self.scale
 
     def like(self, parts: tuple[Tensor, ...]) -> Narrow:
-        return Narrow(parts[0], parts[1], self.kind, self.dtype)
+        return Narrow(parts[0], parts[1], self.kind, self.dtype, self.bucket)
 
     @property
     def rows(self) -> int:
@@ -130,22 +158,48 @@ class Narrow(InTiles, Payload):
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m = self.rows
         room, wide = (kept(Room, m * most, self.device, kind) for kind in (working(self.dtype), torch.int16))
-        scale = self.scale * (256.0 if self.kind == "float8_e4m3fn" else 1.0)
-        single = float(scale) if m == 1 else None
+        scale = self.scale * 256.0 if self.kind == "float8_e4m3fn" else self.scale
+        factors = scale[0].tolist() if m == 1 else None
 
         def read(tile: Tile) -> tuple[Tensor, float]:
-            part = tile.of(self.data)
+            part, many = tile.across(self.data), tile.last - tile.first
             (values,), (h,) = room(*part.shape), wide(*part.shape)
             if self.kind == "float8_e5m2":  # the upper byte of a float16
-                part = h.copy_(part).bitwise_left_shift_(8).view(torch.float16)
+                part = _times(part, 256, h).view(torch.float16)
             elif self.kind == "float8_e4m3fn":  # its exponent is 8 less than a float16's, and bit 14 is no part of it
-                h.copy_(part.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(~(1 << 14))
-                part = h.view(torch.float16)
+                part = _times(part.view(torch.int8), 128, h).bitwise_and_(~(1 << 14)).view(torch.float16)
             values.copy_(part)
-            return (values, single) if single is not None else (values.mul_(scale), 1.0)
+            if factors and many == 1:
+                return values, factors[tile.first]
+            split = values.unflatten(1, (many, -1)) if many > 1 else values
+            split.mul_(tile.each(scale))
+            return values, 1.0
 
         return read
 
 
-def _power(e: Tensor, dtype: torch.dtype) -> Tensor:
-    return ldexp(torch.ones(e.shape, dtype=dtype, device=e.device), e)
+def _times(part: Tensor, factor: int, out: Tensor) -> Tensor:
+    """Bytes times a power of two, as int16; NumPy does both at once."""
+    if part.device.type == "cpu":
+        np.multiply(part.numpy(), np.int16(factor), out=out.numpy())
+        return out
+    return out.copy_(part).mul_(factor)
+
+
+def _size(part: Tensor, p: float) -> float:
+    """The p-norm of (1, n), p = 2 or ∞, and ∞ where squares vanish or overflow; NaN if there is one."""
+    if p == 2 and part.dtype == working(part.dtype):
+        found = float(torch.linalg.vector_norm(part))
+        if 1 / reach(part.dtype) < found < reach(part.dtype):
+            return found
+    high, low = float(part.amax()), float(part.amin())
+    return max(high, -low) if high == high else high
+
+
+def _refuse_infinite(sent: Narrow, size: Tensor) -> None:
+    most = torch.finfo(sent.dtype).max
+    if size.numel() and float(size.max()) > most / 2 and not sent.dense().isfinite().all():
+        raise ValueError(
+            f"a number of a row of norm {float(size.max()):.4g} would be rounded to infinity in {sent.kind} ({sent.dtype} ends "
+            f"at {most:.4g}): scale the rows down"
+        )

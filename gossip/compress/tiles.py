@@ -90,7 +90,7 @@ def fresh(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(m, n) of a new message, not yet written; on a CPU in huge pages if it is large, whose first touch costs a tenth."""
     if device.type != "cpu":
         return torch.empty(m, n, dtype=dtype, device=device)
-    return torch.from_numpy(np.empty((m, n * dtype.itemsize), np.uint8)).view(dtype)
+    return torch.from_numpy(np.empty((m, n), f"i{dtype.itemsize}")).view(dtype)
 
 
 class Readable(Protocol):
@@ -232,9 +232,9 @@ def magnitudes(part: Tensor, long: bool) -> Tensor | float:
 
 @cache
 def _asum(dtype: torch.dtype) -> Callable[[np.ndarray], float]:
-    from scipy.linalg.blas import dasum, sasum  # up to 10⁵ numbers in one thread, so a row has one sum
+    from scipy.linalg import blas  # up to 10⁵ numbers in one thread, so a row has one sum
 
-    return sasum if dtype == torch.float32 else dasum
+    return getattr(blas, "sasum" if dtype == torch.float32 else "dasum")
 
 
 def _norm(row: Tensor, p: float, room: Tensor) -> Tensor:
