@@ -33,7 +33,7 @@ class WorkerError(RuntimeError):
 
 def under_torchrun() -> bool:
     """Whether torchrun (or another launcher that sets RANK and WORLD_SIZE) started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return all(os.environ.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE"))
 
 
 def world(config: Mapping[str, Any]) -> int:

@@ -127,8 +127,8 @@ def setting(config: Any, seeds: bool = False) -> Any:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where the settings and seeds of two configs differ: {dotted key: (one's, other's)}, and what several keys repeat
-    under the shortest of them.
+    """Where the settings and seeds of two configs differ: {dotted key: (one's, other's)}; copies of an option, such as n in
+    the topology, are under its shortest key.
 
     >>> differences({"n": 4, "seed": 0, "task": {"n": 4}}, {"n": 8, "seed": 0, "task": {"n": 8, "d": 3}, "track": "off"})
     {'n': (4, 8), 'task.d': (None, 3)}
@@ -137,7 +137,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(both[0].keys() | both[1].keys(), key=lambda key: (key.count("."), key)):
         pair = both[0].get(key), both[1].get(key)
-        if repr(pair[0]) != repr(pair[1]) and pair not in found.values():
+        copies = (found[k] for k in found if k.rpartition(".")[2] == key.rpartition(".")[2])
+        if repr(pair[0]) != repr(pair[1]) and pair not in copies:
             found[key] = pair
     return found
 

@@ -71,7 +71,10 @@ def run(
         begun = _begun(config, setup, folder, say)
     recorded = partial(_recorded, config, setup, folder, progress, say, begun, choices or {})
     if launch.under_torchrun():
-        transport = gossip.connect(timeout=config["launch"]["timeout"])
+        try:
+            transport = gossip.connect(timeout=config["launch"]["timeout"])
+        except RuntimeError as error:  # a paragraph that says how to start the others
+            raise launch.WorkerError(str(error)) from error
         try:
             result = recorded(
                 transport.rank,

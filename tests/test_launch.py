@@ -322,6 +322,8 @@ def test_world_refuses(config, says):
 def test_world_under_torchrun(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     assert launch.world(_config("here")) == 1  # somebody's leftover, without a world
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert launch.world(_config("here")) == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert launch.world(_config("blocks", n=16, processes=2)) == 4
     assert launch.world(_config("workers")) == 4

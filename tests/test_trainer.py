@@ -126,6 +126,9 @@ def test_other_settings_than_the_resumed_run_had_are_told(tmp_path):
     resume = f"resume={tmp_path / 'run' / trainer.CHECKPOINT}"  # the file is as good as its folder
     run(config(resume, "seed=1", "task.curvature=3", "evaluate_every=4"), tmp_path / "on", say=said.append)
     assert "other settings than it had: seed=0 there and 1 here, task.curvature=1.0 there and 3 here" in said[0]
+    run(config("rounds=2", "checkpoint_every=2", "scheduler=cosine"), tmp_path / "cosine")
+    with pytest.raises(ValueError, match="scheduler.T_max=2 there and 8 here"):  # the one of the checkpoint would go on
+        run(config("scheduler=cosine", f"resume={tmp_path / 'cosine'}"), tmp_path / "longer")
     run(config(resume, "launch=blocks", "launch.kind=here"), tmp_path / "same", say=said.append)
     assert not any("other settings" in text for text in said[2:])
 
@@ -255,6 +258,16 @@ def test_resume_refused(tmp_path, monkeypatch):
     assert re.search(r"with optimizer.lr=0.1 there and 0.01 here: the optimizer goes on as it was saved", text)
     (tmp_path / "run" / trainer.CHECKPOINT).write_bytes(b"torn")
     assert "checkpoint.pt cannot be read as a checkpoint" in refused([resume], tmp_path, monkeypatch)
+
+
+def test_a_rank_that_meets_nobody_is_a_paragraph(tmp_path, monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(
+        launch.WorkerError, match="rank 0 of 1 could not meet the others at MASTER_ADDR, which is not set"
+    ):
+        run(config("launch=blocks"), tmp_path)
 
 
 class Failing(Quadratic):
