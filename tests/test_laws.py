@@ -452,6 +452,29 @@ def test_law_6_tracking_is_exact_on_a_directed_schedule_too():
                 assert (x - problem.optimum).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "local_steps", "exact"),
+    [
+        (gossip.GradientTracking, sgd(0.05, momentum=0.5, nesterov=True), 1, True),
+        (gossip.ExactDiffusion, sgd(0.05, momentum=0.5, nesterov=True), 1, True),
+        (gossip.GradientTracking, sgd(0.03), 3, True),
+        (gossip.ExactDiffusion, sgd(0.03), 3, False),  # c knows of no drift between exchanges
+        (gossip.GradientTracking, functools.partial(torch.optim.Adam, lr=0.02), 1, True),
+        (
+            gossip.ExactDiffusion,
+            functools.partial(torch.optim.Adam, lr=0.02),
+            1,
+            False,
+        ),  # Σ c = 0 balances steps, not gradients
+    ],
+)
+def test_law_6_where_exactness_ends(algorithm, optimizer, local_steps, exact):
+    problem = Problem.drawn(noise=0.0)
+    x = final(algorithm(optimizer), SCHEDULES["ring"], problem, 700, local_steps=local_steps)
+    error = float((x - problem.optimum).abs().max())
+    assert error < 1e-6 if exact else error > 1e-3
+
+
 def fixed_point(W, b, step: float, overlap: bool) -> torch.Tensor:
     """Of D-SGD on f_i = h ‖x − b_i‖² / 2 with η h = `step`, mode by mode (algorithms.md 1.0)."""
     lam, v = torch.linalg.eigh(W.to_dense())

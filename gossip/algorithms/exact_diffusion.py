@@ -30,7 +30,9 @@ class ExactDiffusion(Algorithm):
 
     with c = 0 at first and W̄ = (W + I)/2, or W̄ = W for D² (`lazy=False`). For constant η it equals
     x^{t+1} = W̄ (2x^t − x^{t−1} − η g^t + η g^{t−1}). A constant η reaches the exact optimum although the workers' data
-    differ. D² needs λ_n > −1/3, exact diffusion any λ_n > −1. No overlapped form. A message is one model.
+    differ; not so with several local steps, between which c is blind, nor with Adam, whose steps are not linear in the
+    gradient (gradient tracking stands both). D² needs λ_n > −1/3, exact diffusion any λ_n > −1. No overlapped form. A message
+    is one model.
 
     Args:
         optimizer: makes the local optimizer from parameters.
