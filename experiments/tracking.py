@@ -113,18 +113,18 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
         folder: the run's folder.
         timeout: seconds for W&B to start.
 
-    W&B's own failure to start (no network, no login) is one warning, and the run goes on without it.
+    W&B's own failure to start (no network, no login) is one warning. What was meant to be online is then offline, for this
+    process and those that it starts (WANDB_MODE), so that a sweep waits once; else the run goes on without it.
 
     >>> tracker("off", {}, ".").log({"round": 1})
     """
     if track not in _MODES:
         raise ValueError(f"track={track!r} is not one of {', '.join(_MODES)}")
     mode = os.environ.get("WANDB_MODE") or track
+    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)
     if track == "off" or mode in ("off", "disabled"):
         return Off()
-    former = sorted(
-        Path(folder).glob("wandb/*run-*-*")
-    )  # of the same run, resumed here: it gets its whole record again
+    former = sorted(Path(folder).glob("wandb/*run-*-*"))  # of the run that is resumed here, whose record is sent again
     try:
         import wandb
 
@@ -136,7 +136,7 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
             name=os.environ.get("WANDB_NAME") or _name(config),
             id=former[-1].name.rpartition("-")[2] if former else None,
             config=records.encode(config),
-            mode={"dryrun": "offline", "run": "online"}.get(mode, mode),  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -153,10 +153,14 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
         for names in ("eval/*", "consensus/*", "train/*"):
             run.define_metric(names, step_metric="round")
     except Exception as error:
-        text = f"W&B did not start, the run goes on without it ({type(error).__name__}: {error})"
+        without = "offline" if mode == "online" else "without it"
+        text = f"W&B did not start, the run goes on {without} ({type(error).__name__}: {error})"
         log.warning("%s. Its record is in %s all the same; track=off silences this.", text, folder)
         _tell(text)
-        return Off()
+        if mode != "online":
+            return Off()
+        os.environ["WANDB_MODE"] = "offline"
+        return tracker(track, config, folder, timeout)
     if not run.offline:
         log.info("W&B: %s", run.url)
     return Tracker(run, Path(folder))

@@ -83,8 +83,10 @@ def test_an_offline_run_holds_config_group_axes_and_rows(tmp_path, caplog):
 
 
 def test_a_second_part_is_listed_beside_the_first(tmp_path):
-    for _ in range(2):
-        tracking.tracker("offline", CONFIG, tmp_path).finish()
+    tracking.tracker("offline", CONFIG, tmp_path).finish()
+    (part,) = tracking.offline_parts(tmp_path)
+    part.rename(part.with_name(f"offline-run-20260101_000000-{part.name.split('-')[-1]}"))  # of a while ago
+    tracking.tracker("offline", CONFIG, tmp_path).finish()
     first, second = tracking.offline_parts(tmp_path)
     assert first.name.split("-")[-1] == second.name.split("-")[-1]  # one run of W&B, not two repetitions
 
@@ -138,20 +140,32 @@ def test_errors_of_the_tracker_never_end_training(tmp_path, caplog):
     assert "training goes on (ValueError: NaN in a histogram)" in caplog.text
 
 
-def test_a_tracker_that_cannot_start_is_one_warning(tmp_path, monkeypatch, caplog, capsys):
+def test_a_tracker_that_cannot_start_is_one_warning_and_offline_where_it_was_online(
+    tmp_path, monkeypatch, caplog, capsys
+):
     import wandb
 
-    def refuse(**_):
-        raise TimeoutError("no network")
+    tried, start = [], wandb.init
+
+    def refuse(mode, **options):
+        tried.append(mode)
+        if mode == "online":
+            raise TimeoutError("no network")
+        return start(mode=mode, **options)
 
     monkeypatch.setattr(wandb, "init", refuse)
-    track = tracking.tracker("online", CONFIG, tmp_path)
-    track.log(ROW)
-    track.finish()
-    assert "the run goes on without it (TimeoutError: no network)" in caplog.text
-    assert len(caplog.records) == 1
-    tracking.tracker("online", CONFIG, tmp_path / "next job")
-    assert capsys.readouterr().err.count("(TimeoutError: no network); track=off silences this") == 1  # of a whole sweep
+    monkeypatch.setenv("WANDB_MODE", "online")
+    tracking.tracker("online", CONFIG, tmp_path / "job").finish()
+    assert "the run goes on offline (TimeoutError: no network)" in caplog.text
+    assert len(tracking.offline_parts(tmp_path / "job")) == 1
+    start = json.loads  # fails too
+    for _ in range(2):  # jobs of a sweep: they do not wait for the network again, and tell once
+        track = tracking.tracker("online", CONFIG, tmp_path / "next job")
+        track.log(ROW)
+        track.finish()
+    assert tried == ["online", "offline", "offline", "offline"]
+    assert "the run goes on without it (TypeError" in caplog.text
+    assert capsys.readouterr().err.count("track=off silences this") == 2
 
 
 class Counting:
