@@ -14,8 +14,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import torch
 import torch.distributed as dist
@@ -351,39 +352,53 @@ def connect(
         bound = datetime.timedelta(seconds=timeout)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
-            if store is None and attempt != "0" and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+            place: dict[str, Any] = {"init_method": store or "env://"}
+            if store is not None and store.startswith("file:"):
+                place = {"store": _file_store(store, rank, size, bound)}
+            elif store is None and attempt != "0" and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
                 # torchrun keeps the store of the processes that failed, whose addresses gloo would take for those of now.
                 # Between several nodes the attempts are not numbered alike.
                 kept, rank, size = next(dist.rendezvous("env://", timeout=bound))
-                fresh = dist.PrefixStore(f"attempt {attempt}", kept)
-                dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=bound)
-            else:
-                dist.init_process_group(
-                    backend,
-                    init_method=store or "env://",
-                    rank=-1 if rank is None else rank,
-                    world_size=-1 if size is None else size,
-                    timeout=bound,
-                )
+                place = {"store": dist.PrefixStore(f"attempt {attempt}", kept)}
+            own, count = (-1 if number is None else number for number in (rank, size))
+            dist.init_process_group(backend, **place, rank=own, world_size=count, timeout=bound)
         except (RuntimeError, ValueError) as error:
-            own, all = os.environ.get("RANK", rank), os.environ.get("WORLD_SIZE", size)
-            if "already in use" in str(error):
+            own, count = os.environ.get("RANK", rank), os.environ.get("WORLD_SIZE", size)
+            if store is not None and store.startswith("file:"):
+                remedy = (
+                    f"start all {count} processes within {timeout:g} s, each with a rank of its own, and with a file that no "
+                    "former run has left there"
+                )
+            elif "already in use" in str(error):
                 remedy = (
                     f"another run listens at port {os.environ.get('MASTER_PORT')}: give torchrun --standalone, or another "
                     "--master-port"
                 )
             else:
                 remedy = (
-                    f"start all {all} processes within {timeout:g} s, each with a rank of its own; on several hosts set "
+                    f"start all {count} processes within {timeout:g} s, each with a rank of its own; on several hosts set "
                     "GLOO_SOCKET_IFNAME to the interface that reaches the others (`ip route get ADDRESS` names it), and let no "
                     "firewall stop the ports above 1024 between them; where torchrun is to restart processes on several hosts, "
                     "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
                 )
             raise RuntimeError(
-                f"rank {own} of {all} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "
+                f"rank {own} of {count} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "
                 f"network interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: {remedy}. {error}"
             ) from error
     return Transport(group, timeout)
+
+
+def _file_store(url: str, rank: int | None, size: int | None, bound: datetime.timedelta) -> dist.Store:
+    """A store in a file, whose name may be quoted (`Path.as_uri`) or not; torch would wait for minutes for a lacking folder."""
+    path = Path(unquote(urlparse(url).path))
+    if rank is None or size is None or not path.parent.is_dir():
+        wrong = "needs rank and size as well" if rank is None or size is None else f"has no folder {path.parent}"
+        raise ValueError(
+            f'store="{url}" {wrong}: give connect(rank, size, "file:///folder/file") with a folder that exists'
+        )
+    store = dist.FileStore(str(path), size)
+    store.set_timeout(bound)
+    return store
 
 
 def _refuse_timeout(timeout: float) -> None:

@@ -104,6 +104,8 @@ def wrap(
         raise ValueError(f'buffers={buffers!r} is not "local" (each worker keeps its own) or "mix" (mixed by W)')
     if buffers == "mix" and model is None:
         raise ValueError('buffers="mix" needs the module whose buffers are meant: pass model=…')
+    if not isinstance(buckets, int) or buckets < 1:
+        raise ValueError(f"buckets={buckets!r} is no whole number of at least 1: 4 is a good start for a large model")
     _refuse_clock(clock, reweight, overlap or buckets > 1 or buffers == "mix")
     schedule = as_schedule(mixing)
     check(algorithm, schedule, overlap=overlap, local_steps=local_steps, force=force)
@@ -457,6 +459,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             inner = self.inner.state_dict()
         return {
             "inner": inner,
+            "names": list(self.row.names),
             "gossip": {k: v.clone() for k, v in tree.leaves(self.gossip._replace(opt=None)).items()},
             "steps": self.steps,
             "skipped": self.skipped,
@@ -509,6 +512,9 @@ class GossipOptimizer(torch.optim.Optimizer):
             [len(group["params"]) for group in groups]
             for groups in (state_dict["inner"]["param_groups"], self.inner.param_groups)
         ]
+        names = state_dict.get("names", []), self.row.names
+        if names[0] != names[1] and sorted(names[0]) == sorted(names[1]):
+            return f"the parameters are in another order, {', '.join(names[0])} as saved and {', '.join(names[1])} here"
         if sizes[0] != sizes[1]:
             return f"parameter groups of {sizes[0]} parameters as saved and {sizes[1]} here"
         if [b.shape for b in state_dict["buffers"]] != [b.shape for b in self.row.buffers]:
@@ -564,8 +570,6 @@ class _Buffers:
 def _refuse_buckets(
     buckets: int, algorithm: Algorithm, local_steps: int, overlap: bool, model: nn.Module | None
 ) -> None:
-    if not isinstance(buckets, int) or buckets < 1:
-        raise ValueError(f"buckets={buckets!r} is no whole number of at least 1: 4 is a good start for a large model")
     if buckets == 1:
         return
     if not algorithm.columnwise:

@@ -446,6 +446,15 @@ def test_a_bound_of_waits_is_a_positive_number(timeout, tmp_path):
         gossip.connect(0, 1, f"file://{tmp_path / 'store'}", timeout=timeout)
 
 
+@pytest.mark.parametrize("quoted", [True, False])
+def test_a_store_in_a_folder_of_any_name(quoted, tmp_path):
+    path = tmp_path / "mit Löchern %41 ☃" / "store"
+    path.parent.mkdir()
+    gossip.connect(0, 1, path.as_uri() if quoted else f"file://{str(path).replace('%', '%25')}", timeout=5)
+    assert path.exists()
+    gossip.disconnect()
+
+
 def restarted(rank, size, store, port):
     elastic = {
         "RANK": rank,
@@ -485,6 +494,10 @@ def test_processes_that_do_not_meet_are_told_why(tmp_path, monkeypatch):
         RuntimeError, match=r"rank 0 of 2 could not meet the others at file://.*start all 2 processes within 1 s"
     ):
         gossip.connect(0, 2, f"file://{tmp_path / 'store'}", timeout=1)
+    with pytest.raises(RuntimeError, match=r"has no folder .*none: give connect\(rank, size, .*a folder that exists"):
+        gossip.connect(0, 1, f"file://{tmp_path / 'none' / 'store'}")
+    with pytest.raises(RuntimeError, match=r"needs rank and size as well"):
+        gossip.connect(0, store=f"file://{tmp_path / 'store'}")
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)

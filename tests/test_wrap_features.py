@@ -895,6 +895,8 @@ def test_buckets_refuse_what_would_come_too_late(alone):
         ({"overlap": True}, r"buckets=2 with overlap=True"),
         ({"local_steps": 3}, r"buckets=2 with local_steps=3"),
         ({"buckets": 0}, r"buckets=0 is no whole number of at least 1"),
+        ({"buckets": "2"}, r"buckets='2' is no whole number of at least 1"),
+        ({"local_steps": 2.5}, r"local_steps=2.5 is no whole number"),
         ({"clock": "live"}, r"with overlap, buckets or mixed buffers"),
     ],
 )
@@ -1032,6 +1034,13 @@ def test_state_dicts_of_other_things_are_refused_and_change_nothing(alone):
         with pytest.raises(ValueError, match=told):
             optimizer.load_state_dict(saved)
     assert torch.equal(optimizer.row.x, before)
+
+    pair = [("a", nn.Parameter(torch.zeros(2))), ("b", nn.Parameter(torch.ones(2)))]
+    saved = gossip.wrap(sgd(pair), gossip.DPSGD(), ONE, transport=alone).state_dict()
+    pair = [(name, nn.Parameter(p.detach().clone())) for name, p in pair]
+    turned = gossip.wrap(sgd(pair[::-1]), gossip.DPSGD(), ONE, transport=alone)
+    with pytest.raises(ValueError, match="the parameters are in another order, a, b as saved and b, a here"):
+        turned.load_state_dict(saved)
 
 
 def test_a_model_beside_the_run_is_saved_once(alone, tmp_path):
