@@ -124,7 +124,7 @@ def tracker(track: str, config: Mapping[str, Any], folder: str | Path, timeout: 
     mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)
     if track == "off" or mode in ("off", "disabled"):
         return Off()
-    former = sorted(Path(folder).glob("wandb/*run-*-*"))  # of the run that is resumed here, whose record is sent again
+    former = offline_parts(folder)  # of the run that is resumed here, whose record is sent again
     try:
         import wandb
 
