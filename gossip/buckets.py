@@ -30,7 +30,8 @@ class Buckets:
         self.columns, self.members = _cut([p.numel() for p in row.params], count)
         self.nets = [Network(net.schedule, net.placement, net.transport, net.seed) for _ in self.members]
         for own in self.nets:
-            own.meter = net.meter
+            own.meter, own.channel = net.meter, net.channel
+            own.begin(net.round)
         self._bucket = {id(row.params[i]): b for b, members in enumerate(self.members) for i in members}
         self._arrived: list[set[int]] = [set() for _ in self.members]
         self._versions: dict[int, int] = {}

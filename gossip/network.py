@@ -62,9 +62,13 @@ class Network:
 
     Attributes:
         meter: counts what was sent.
+        channel: the same at every process, and another for every network on the same transport; messages of one that arrive at
+            another are refused.
         background: whether a large message is summed up by a thread while the caller computes between `send` and
             `receive` (overlap), into one row more. Small ones, and the first chunks of large ones, cross in any case.
     """
+
+    channel = 0
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class Network:
 
     def begin(self, round: int) -> None:
         """Enter a round: its W becomes current and its random stream starts afresh."""
-        self.round, self._draws, self._sequence = round, 0, 0
+        self.round, self._draws, self._sequence = round, 0, 1000 * self.channel
         W = self.schedule(round)
         plan = self._plans.get(id(W))
         if plan is None:

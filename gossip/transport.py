@@ -63,6 +63,7 @@ class Transport:
         staged: whether messages must lie in main memory.
         stretches: whether a message may be shorter than the buffer in which it is received.
         spans: (name, start, end, round, `waited_for` by then) of every exchange and wait while it is a list, for a timeline.
+        agreements: how often all ranks have stated the same facts.
         whole: False once a live run, which stands it, has lost somebody: `disconnect` then waits for nobody.
     """
 
@@ -93,7 +94,7 @@ class Transport:
         bound, local = datetime.timedelta(seconds=timeout), group is not None
         self._exchanges: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
         self._collectives: Any = dist.new_group(ranks, timeout=bound, use_local_synchronization=local)
-        self.whole = True
+        self.whole, self.agreements = True, 0
         self.staged = self.stretches = dist.get_backend(group) == "gloo"
         self._pending: deque[tuple[int, Batch, list[dist.Work]]] = deque()
         self._began = self._recorded_from = 0.0
@@ -270,6 +271,7 @@ class Transport:
                         f"ranks 0 and {rank} differ in {name}: {first} at rank 0, {second} at rank {rank}; "
                         "every rank must build the same model, algorithm and schedule"
                     )
+        self.agreements += 1
 
     @contextlib.contextmanager
     def _collective(self, what: str):

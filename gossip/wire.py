@@ -125,7 +125,8 @@ class Packet:
         if got != want:
             raise RuntimeError(
                 f"a message from rank {sender} is out of step: expected (round, sender, sequence, bytes) = "
-                f"{want}, got {got}; every rank must run the same algorithm and schedule from the same round"
+                f"{want}, got {got}; every rank must run the same algorithm and schedule from the same round, and step several "
+                "optimizers in the same order (the second that was wrapped counts from 1000)"
             )
 
 

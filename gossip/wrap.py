@@ -191,7 +191,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         placement = Placement.even(schedule.n, transport.size, transport.rank)
         verify(schedule, placement.blocks, plans=64)
         self.net = Network(schedule, placement, transport, seed)
-        self.net.background = overlap
+        self.net.background, self.net.channel = overlap, transport.agreements - 1
 
         if broadcast:
             for tensor in (row.x, *row.rest):

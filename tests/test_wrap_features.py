@@ -918,6 +918,26 @@ def test_two_overlapping_optimizers_need_a_transport_each(alone):
     plain(models[1], second, 0, 0)
 
 
+def _twins(rank, size, store, options):
+    transport = gossip.connect(rank, size, store)
+    models = Net(), Net()
+    twins = [
+        gossip.wrap(sgd(m.parameters()), gossip.DPSGD(), graphs.complete(2), transport=transport, **options)
+        for m in models
+    ]
+    for _ in range(2):
+        for model, optimizer in zip(models, twins):
+            plain(model, optimizer, rank, 0)
+    with pytest.raises(RuntimeError, match=r"out of step: .*, 1000, .*, and step several optimizers in the same order"):
+        plain(models[rank], twins[rank], rank, 1)
+    return True
+
+
+@pytest.mark.parametrize("options", [{}, {"buckets": 2}], ids=["whole", "buckets"])
+def test_two_optimizers_of_one_shape_are_not_mixed_with_each_other(options, tmp_path):
+    assert values(launch(_twins, 2, tmp_path, options)) == [True] * 2
+
+
 @pytest.mark.parametrize(
     ("dtype", "algorithm"), [(torch.bfloat16, gossip.DPSGD()), (torch.float64, gossip.SGP())], ids=str
 )
