@@ -410,7 +410,7 @@ def test_norms_of_any_tile_are_those_of_torch():
 
 def test_a_key_is_asked_for():
     for compressor in UNBIASED:
-        with pytest.raises(ValueError, match=r"rounds at random and got key=None: pass one int64 key per row"):
+        with pytest.raises(ValueError, match=r"draws at random and got key=None: pass one int64 key per row"):
             compressor(torch.ones(1, 4))
 
 
@@ -488,3 +488,68 @@ def test_natural_rounds_up_as_often_as_down():
     for x, nearest in ((1 + 2.0**-17, 1.0), (2 - 2.0**-17, 2.0)):
         row = torch.full((1, 400_000), x, dtype=torch.float64)
         assert (Natural()(row, keys(1)).dense() == nearest).all()
+
+
+# -- what stands where dtypes end, and whoever is beside a row -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compressor", "row"),
+    [
+        (QSGD(7), torch.full((1, 64), 3e38)),
+        (QSGD(7), torch.full((1, 4), 3e38)),
+        (StochasticRounding(8), torch.tensor([[3e38, -3e38]])),
+        (OneBit(), torch.tensor([[3e38, -3e38]])),
+        (Natural(), torch.full((1, 4), 6e4, dtype=torch.float16)),
+        (Cast("bfloat16"), torch.full((1, 4), 65504.0, dtype=torch.float16)),
+        (Cast("bfloat16"), torch.full((1, 4), 3.4e38)),
+        (Cast("float8_e5m2"), torch.full((1, 4), 3.4e38)),
+    ],
+)
+def test_what_would_be_rounded_to_infinity_is_refused(compressor, row):
+    with pytest.raises(ValueError, match="would be rounded to infinity"):
+        compressor(row, keys(1))
+    assert compressor(row / 4, keys(1)).dense().isfinite().all()
+
+
+@each
+@pytest.mark.parametrize("d", [100, 60_001, TILE + 1])
+def test_a_message_does_not_depend_on_the_rows_beside_it(compressor, d):
+    """To the bit, also where rows of odd length begin at other alignments, and where they are zero."""
+    x = torch.randn(3, d, generator=torch.Generator().manual_seed(d))
+    x[1, : d // 2] = 0
+    x[0, 1:] = 0
+    together = compressor(x, keys(3))
+    for i in range(3):
+        alone = compressor(x[i : i + 1].clone(), keys(3)[i : i + 1])
+        for one, all_of_them in zip(alone.parts(), together.parts()):
+            assert torch.equal(one[0].view(torch.uint8), all_of_them[i].view(torch.uint8))
+
+
+@pytest.mark.parametrize("bucket", [8, 1000, 40_960, 1 << 16])
+@pytest.mark.parametrize("kind", ["float16", "float8_e4m3fn", "float8_e5m2"])
+def test_buckets_of_casts_are_casts_of_their_own(kind, bucket):
+    d = 200 if bucket == 8 else 2 * TILE + 77
+    x = torch.randn(2, d, generator=torch.Generator().manual_seed(0)) * torch.logspace(-8, 8, d)
+    q = Cast(kind, bucket)(x)
+    expected = torch.cat([Cast(kind)(part).dense() for part in x.split(bucket, 1)], 1)
+    assert torch.equal(q.dense(), expected)
+    assert q.scale.shape == (2, -(-d // bucket))
+    one = Cast(kind, bucket)(x[:1])
+    into = torch.zeros(1, d)
+    one.add_into(into, Block(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.25]).double(), (1, 1)), 2.0)
+    assert torch.equal(into, 0.5 * expected[:1])
+    with pytest.raises(ValueError, match=r"bucket=12 is not a multiple of 8 up to 65,536"):
+        Cast(kind, 12)
+
+
+def test_buffers_are_kept_per_thread():
+    """Two threads that compress at the same time do not write into each other's tiles."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    x = [torch.randn(1, 3 * TILE, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    expected = [QSGD(7)(row, keys(1)).dense() for row in x]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda row: QSGD(7)(row, keys(1)).dense(), x))
+            assert all(torch.equal(a, b) for a, b in zip(found, expected))

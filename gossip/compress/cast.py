@@ -12,7 +12,22 @@ import torch
 from torch import Tensor
 
 from .payload import Payload, checked_rows, refuse_non_finite
-from .tiles import InTiles, Room, Tile, buckets, fresh, height, is_long, kept, ldexp, reach, tiles, width, working
+from .tiles import (
+    InTiles,
+    Room,
+    Tile,
+    buckets,
+    fresh,
+    height,
+    is_long,
+    kept,
+    ldexp,
+    reach,
+    refuse_infinite,
+    tiles,
+    width,
+    working,
+)
 
 
 class Format(NamedTuple):
@@ -102,13 +117,12 @@ class Cast:
         refuse_non_finite(size.isfinite().all(1))
         scale = ldexp(torch.ones_like(size, dtype=kind), torch.frexp(size).exponent - form.top)
         sent = Narrow(data if form.dtype.itemsize > 1 else data.view(torch.uint8), scale, self.dtype, x.dtype, bucket)
-        _refuse_infinite(sent, size)
-        return sent
+        return refuse_infinite(sent) if bool((size > torch.finfo(x.dtype).max / 2).any()) else sent
 
     def _plainly(self, x: Tensor) -> Narrow:
         """bfloat16 has the range of float32: nothing to scale, and a norm that is finite says that all is."""
         m, d = x.shape
-        data, far = fresh(m, d, torch.bfloat16, x.device), False
+        data, far = fresh(m, d, torch.bfloat16, x.device), x.dtype == torch.float16
         for tile in tiles(m, d):
             part = tile.of(x)
             tile.of(data).copy_(part)
@@ -116,8 +130,7 @@ class Cast:
         sent = Narrow(data, torch.ones(m, 1, device=x.device), self.dtype, x.dtype, None)
         if far:
             refuse_non_finite(x.isfinite().all(1))
-            _refuse_infinite(sent, x.abs().amax(1))
-        return sent
+        return refuse_infinite(sent) if far else sent
 
     gamma = 1.0  # on Gaussian rows a ring of 25 stands up to 1.3
 
@@ -158,8 +171,8 @@ class Narrow(InTiles, Payload):
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m = self.rows
         room, wide = (kept(Room, m * most, self.device, kind) for kind in (working(self.dtype), torch.int16))
-        scale = self.scale * 256.0 if self.kind == "float8_e4m3fn" else self.scale
-        factors = scale[0].tolist() if m == 1 else None
+        eight = 256.0 if self.kind == "float8_e4m3fn" else 1.0
+        factors = (self.scale[0].double() * eight).tolist() if m == 1 else None
 
         def read(tile: Tile) -> tuple[Tensor, float]:
             part, many = tile.across(self.data), tile.last - tile.first
@@ -172,8 +185,8 @@ class Narrow(InTiles, Payload):
             if factors and many == 1:
                 return values, factors[tile.first]
             split = values.unflatten(1, (many, -1)) if many > 1 else values
-            split.mul_(tile.each(scale))
-            return values, 1.0
+            split.mul_(tile.each(self.scale))
+            return values, eight
 
         return read
 
@@ -194,12 +207,3 @@ def _size(part: Tensor, p: float) -> float:
             return found
     high, low = float(part.amax()), float(part.amin())
     return max(high, -low) if high == high else high
-
-
-def _refuse_infinite(sent: Narrow, size: Tensor) -> None:
-    most = torch.finfo(sent.dtype).max
-    if size.numel() and float(size.max()) > most / 2 and not sent.dense().isfinite().all():
-        raise ValueError(
-            f"a number of a row of norm {float(size.max()):.4g} would be rounded to infinity in {sent.kind} ({sent.dtype} ends "
-            f"at {most:.4g}): scale the rows down"
-        )

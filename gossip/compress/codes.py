@@ -111,7 +111,7 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
         if count is not None:
             count[tile.rows] += above.sum(1)
         if total is not None:  # here, where the tile is in the cache
-            tile.among(total).add_(magnitudes(part, is_long(d)))
+            tile.among(total).add_(magnitudes(part, tile.start if is_long(d) else None))
     return packed
 
 
@@ -156,10 +156,11 @@ def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | N
     return packed
 
 
-def checked(key: Tensor | None, name: str) -> Tensor:
-    """The key, which a compressor that rounds at random cannot do without."""
-    if key is None:
+def checked(key: Tensor | None, x: Tensor, name: str) -> Tensor:
+    """The keys, one a row of x, which a compressor that draws at random cannot do without."""
+    if key is None or key.shape != x.shape[:1]:
+        found = "None" if key is None else f"{tuple(key.shape)} keys for {len(x)} rows"
         raise ValueError(
-            f"{name} rounds at random and got key=None: pass one int64 key per row, gossip.rng.key(seed, …)"
+            f"{name} draws at random and got key={found}: pass one int64 key per row, gossip.rng.key(seed, …)"
         )
     return key

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .codes import Codes, checked
+from .payload import checked_rows
 from .qsgd import QSGD, quantised
 from .tiles import check_bucket
 
@@ -43,7 +44,8 @@ class LInf:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d); `key` (m,) is required."""
-        return quantised(x, checked(key, "LInf"), self.levels, math.inf, self.bucket)
+        x = checked_rows(x)
+        return quantised(x, checked(key, x, "LInf"), self.levels, math.inf, self.bucket)
 
     @property
     def gamma(self) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
-from .payload import refuse_non_finite
+from .payload import checked_rows, refuse_non_finite
 from .tiles import norms, working
 
 
@@ -51,7 +51,8 @@ class Moniqua:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d); `key` (m,) is required."""
-        key = checked(key, "Moniqua")
+        x = checked_rows(x)
+        key = checked(key, x, "Moniqua")
         refuse_non_finite(norms(x, math.inf)[:, 0].isfinite())
         count = 2**self.bits
         form = Form(x.shape[1], count, count // 2, dtype=x.dtype, cyclic=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import rng
 from .codes import checked
 from .pack import Packer, octets
-from .payload import Payload, refuse_non_finite
+from .payload import Payload, checked_rows, refuse_non_finite
 from .tiles import InTiles, Room, Tile, height, kept, norms, tiles, width, working
 
 _MANTISSA = {torch.float32: 23, torch.float64: 52}
@@ -36,10 +36,11 @@ class Natural:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Exponents:
         """Compress each row of (m, d); `key` (m,) is required."""
-        key, (m, d), kind = checked(key, "Natural"), x.shape, working(x.dtype)
+        x = checked_rows(x)
+        key, (m, d), kind = checked(key, x, "Natural"), x.shape, working(x.dtype)
         peak = norms(x, math.inf)[:, 0]
         refuse_non_finite(peak.isfinite())
-        limit = 2.0 ** (127 if kind == torch.float32 else 1023)
+        limit = 2.0 ** (math.frexp(torch.finfo(x.dtype).max)[1] - 1)
         if (peak > limit).any():
             raise ValueError(
                 f"a number of magnitude {float(peak.max()):.3g} is above {limit:.3g}, and would be rounded to infinity: scale "

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, signs
-from .tiles import Room, height, kept, ldexp, measured, tiles, width, working
+from .payload import checked_rows
+from .tiles import Room, bounded, height, kept, measured, returned, tiles, width, working
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,15 @@ class OneBit:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d)."""
+        x = checked_rows(x)
         d = x.shape[1]
         x, size, lift = measured(x, _sums)
         count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         packed = signs(x, count)
         above, below = size.unbind(1)
         high, low = above / count.clamp(min=1), -below / (d - count).clamp(min=1)
-        both = torch.stack((high - low, low), 1).to(working(x.dtype))
-        if lift is not None:
-            both = ldexp(both, lift[:, None])
-        return Codes(packed, both[:, :1], both[:, 1:], Form(d, 2, 0, dtype=x.dtype))
+        both = returned(torch.stack((high - low, low), 1).to(working(x.dtype)), lift)
+        return bounded(Codes(packed, both[:, :1], both[:, 1:], Form(d, 2, 0, dtype=x.dtype)), size, lift)
 
     gamma = 0.7  # on Gaussian rows a ring of 25 stands up to 1.3
 

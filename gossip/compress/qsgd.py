@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
-from .tiles import check_bucket, ldexp, measured, norms, working
+from .payload import checked_rows
+from .tiles import bounded, check_bucket, measured, norms, returned, working
 
 
 def quantised(x: Tensor, key: Tensor, levels: int, p: float, bucket: int | None = None, shrink: float = 1.0) -> Codes:
@@ -24,8 +25,7 @@ def quantised(x: Tensor, key: Tensor, levels: int, p: float, bucket: int | None 
     # s = 1 goes five to a byte, but not in buckets, which start at whole bytes
     form = Form(d, 2 * levels + 1 if levels > 1 or bucket is None else 4, levels, bucket=bucket, dtype=x.dtype)
     packed = at_random(x, key, form, unit)
-    scale = unit.div_(shrink)
-    return Codes(packed, scale if lift is None else ldexp(scale, lift[:, None]), None, form)
+    return bounded(Codes(packed, returned(unit.div_(shrink), lift), None, form), size, lift)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class QSGD:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d); `key` (m,) is required."""
-        key, shrink = checked(key, "QSGD"), 1 + self.omega(x.shape[1]) if self.rescaled else 1.0
+        x = checked_rows(x)
+        key, shrink = checked(key, x, "QSGD"), 1 + self.omega(x.shape[1]) if self.rescaled else 1.0
         return quantised(x, key, self.levels, 2 if self.norm == "l2" else math.inf, self.bucket, shrink)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .. import rng
+from .codes import checked
 from .payload import Payload, Placed, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse
 
@@ -40,11 +41,7 @@ class RandK:
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Keyed:
         """Compress each row of (m, d); `key` (m,) is required."""
         x = checked_rows(x)
-        if key is None or key.shape != x.shape[:1]:
-            found = "None" if key is None else f"{tuple(key.shape)} keys for {len(x)} rows"
-            raise ValueError(
-                f"RandK draws at random and got key={found}: pass one int64 key per row, gossip.rng.key(seed, …)"
-            )
+        key = checked(key, x, "RandK")
         d = x.shape[1]
         k = self.kept(d)
         values = x.gather(1, rng.sample(key, d, k))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, signs
-from .tiles import ldexp, measured, working
+from .payload import checked_rows
+from .tiles import measured, returned, working
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Sign:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d)."""
+        x = checked_rows(x)
         d, packed = x.shape[1], []
 
         def measure(y: Tensor) -> Tensor:
@@ -31,8 +33,7 @@ class Sign:
 
         x, size, lift = measured(x, measure)
         scale = (size / max(1, d)).to(working(x.dtype))
-        scale = scale if lift is None else ldexp(scale, lift[:, None])
-        return Codes(packed[0], scale, None, Form(d, 2, 1, 2, dtype=x.dtype))
+        return Codes(packed[0], returned(scale, lift), None, Form(d, 2, 1, 2, dtype=x.dtype))
 
     gamma = 0.5
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
-from .tiles import buckets, check_bucket, ldexp, measured, tiles, working
+from .payload import checked_rows
+from .tiles import bounded, buckets, check_bucket, measured, returned, tiles, working
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class StochasticRounding:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d); `key` (m,) is required."""
-        key, d = checked(key, "StochasticRounding"), x.shape[1]
+        x = checked_rows(x)
+        key, d = checked(key, x, "StochasticRounding"), x.shape[1]
         bucket = None if self.bucket is None or self.bucket >= d else self.bucket
         x, size, lift = measured(x, partial(_extremes, bucket=bucket))
         kind, count = working(x.dtype), 2**self.bits
@@ -45,9 +47,7 @@ class StochasticRounding:
         unit = ((high - low) * ((1 + 4 * torch.finfo(kind).eps) / (count - 1))).to(kind)
         low, form = low.to(kind), Form(d, count, 0, bucket=bucket, dtype=x.dtype)
         packed = at_random(x, key, form, unit, low)
-        if lift is not None:
-            unit, low = ldexp(unit, lift[:, None]), ldexp(low, lift[:, None])
-        return Codes(packed, unit, low, form)
+        return bounded(Codes(packed, returned(unit, lift), returned(low, lift), form), size, lift)
 
     @property
     def gamma(self) -> float:

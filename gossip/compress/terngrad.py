@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .codes import Codes, checked
+from .payload import checked_rows
 from .qsgd import quantised
 
 
@@ -31,8 +32,9 @@ class TernGrad:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Codes:
         """Compress each row of (m, d); `key` (m,) is required."""
+        x = checked_rows(x)
         shrink = 1 + self.omega(x.shape[1]) if self.rescaled else 1.0
-        return quantised(x, checked(key, "TernGrad"), 1, math.inf, shrink=shrink)
+        return quantised(x, checked(key, x, "TernGrad"), 1, math.inf, shrink=shrink)
 
     @property
     def gamma(self) -> float:

@@ -218,21 +218,29 @@ def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
         elif p == 2:
             into.add_(torch.linalg.vector_norm(part, 2, dim=-1).double().square_().view(into.shape))
         else:
-            size = torch.maximum(part.amax(-1), part.amin(-1).neg_()).double()
+            size = torch.maximum(part.amax(-1), part.amin(-1).neg_()).double().abs_()
             torch.maximum(into, size.view(into.shape), out=into)
     return found.sqrt_() if p == 2 else found
 
 
-def magnitudes(part: Tensor, long: bool) -> Tensor | float:
-    """(r, n) to (r, 1): the 1-norm of each; BLAS reads a part of a `long` row once, and writes nothing."""
-    if long and part.device.type == "cpu":
-        return _asum(part.dtype)(part.numpy()[0])
-    return part.abs().sum(1, keepdim=True)
+def magnitudes(part: Tensor, start: int | None) -> Tensor | float:
+    """(r, n) to (r, 1): the 1-norm of each; BLAS reads a part of a long row, which begins at `start`, once and writes nothing."""
+    if start is None or part.device.type != "cpu":
+        return part.abs().sum(1, keepdim=True)
+    array, begin = part.numpy()[0], start * part.itemsize
+    if (
+        part.data_ptr() - begin
+    ) % 64:  # BLAS adds up in an order that depends on the alignment, so rows get a common one
+        (room,) = kept(Room, TILE + 16, part.device, part.dtype)(TILE + 16)
+        aligned = room.numpy()[begin % 64 // part.itemsize :][: array.size]
+        np.copyto(aligned, array)
+        array = aligned
+    return _asum(part.dtype)(array)
 
 
 @cache
 def _asum(dtype: torch.dtype) -> Callable[[np.ndarray], float]:
-    from scipy.linalg import blas  # up to 10⁵ numbers in one thread, so a row has one sum
+    from scipy.linalg import blas  # up to 10⁵ numbers in one thread
 
     return getattr(blas, "sasum" if dtype == torch.float32 else "dasum")
 
@@ -249,7 +257,7 @@ def _norm(row: Tensor, p: float, room: Tensor) -> Tensor:
         else:
             sizes.append(part.sum() if p == 1 else torch.dot(part, part))
     total = torch.stack(sizes).double()
-    return total.amax() if p == torch.inf else total.sum() if p == 1 else total.sum().sqrt()
+    return total.amax().abs() if p == torch.inf else total.sum() if p == 1 else total.sum().sqrt()
 
 
 def measured(x: Tensor, measure: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -283,11 +291,33 @@ def measured(x: Tensor, measure: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
     return x, size, lift
 
 
+def returned(scale: Tensor, lift: Tensor | None) -> Tensor:
+    """scale · 2^lift: a scale of the rows that `measured` had multiplied by 2^−lift, for the rows as they were."""
+    return scale if lift is None else ldexp(scale, lift[:, None])
+
+
 def ldexp(x: Tensor, e: Tensor) -> Tensor:
     """x · 2^e in two steps, neither of which overflows before the result does."""
     half = e // 2
     kind = working(x.dtype)
     return (x * torch.exp2(half.to(kind)) * torch.exp2((e - half).to(kind))).to(x.dtype)
+
+
+def refuse_infinite(payload: Any) -> Any:
+    """The payload, unless a number so near the end of its dtype was rounded to infinity; decodes it, so for large rows only."""
+    if not payload.dense().isfinite().all():
+        most = torch.finfo(payload.dtype).max
+        raise ValueError(
+            f"a row holds a number so near {most:.4g}, the end of {payload.dtype}, that it would be rounded to infinity: scale "
+            "the rows down"
+        )
+    return payload
+
+
+def bounded(payload: Any, size: Tensor, lift: Tensor | None) -> Any:
+    """The same, for rows that `measured` has measured: looks at those that may be too large."""
+    large = payload.dtype == torch.float16 and bool((size.abs() > torch.finfo(torch.float16).max / 4).any())
+    return refuse_infinite(payload) if large or lift is not None else payload
 
 
 # -- what a receiver does ---------------------------------------------------------------------------------------------------

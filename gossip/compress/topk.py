@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .payload import Payload, check_ratio, kept, refuse_non_finite
+from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import check_indices, sparse
 
 _LONG = 1 << 14  # rows from this length on are searched by a sampled threshold
@@ -43,6 +43,7 @@ class TopK:
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Payload:
         """Compress each row of (m, d)."""
+        x = checked_rows(x)
         d = x.shape[1]
         index = largest(x, self.kept(d))
         values = x.gather(1, index)
