@@ -378,7 +378,7 @@ def connect(
                 )
             else:
                 remedy = (
-                    f"start all {count} processes within {timeout:g} s, each with a rank of its own; on several hosts set "
+                    f"start all {count} processes within {timeout:g} s, each with a rank of its own and all with the same MASTER_ADDR; on several hosts set "
                     "GLOO_SOCKET_IFNAME to the interface that reaches the others (`ip route get ADDRESS` names it), and let no "
                     "firewall stop the ports above 1024 between them; where torchrun is to restart processes on several hosts, "
                     "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
