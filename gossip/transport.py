@@ -378,10 +378,10 @@ def connect(
                 )
             else:
                 remedy = (
-                    f"start all {count} processes within {timeout:g} s, each with a rank of its own and all with the same MASTER_ADDR; on several hosts set "
-                    "GLOO_SOCKET_IFNAME to the interface that reaches the others (`ip route get ADDRESS` names it), and let no "
-                    "firewall stop the ports above 1024 between them; where torchrun is to restart processes on several hosts, "
-                    "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+                    f"start all {count} processes within {timeout:g} s, each with a rank of its own and all with the same "
+                    "MASTER_ADDR; if they lie on several hosts, set GLOO_SOCKET_IFNAME on every host to the interface that "
+                    "reaches the others (`ip route get ADDRESS` names it), let no firewall stop the ports above 1024 between "
+                    "them, and start a torchrun that is to restart processes with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
                 )
             raise RuntimeError(
                 f"rank {own} of {count} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "

@@ -79,5 +79,5 @@ def test_an_interface_that_does_not_exist_is_told_with_the_remedy():
     env = {**os.environ, **env, "PYTHONPATH": str(netlab.ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode
-    told = "rank 0 could not meet the others at 127.0.0.1 by the network interface no0: set GLOO_SOCKET_IFNAME on every host"
-    assert told in done.stderr
+    assert "rank 0 of 1 could not meet the others at 127.0.0.1 by the network interface no0: " in done.stderr
+    assert "set GLOO_SOCKET_IFNAME on every host to the interface that reaches the others" in done.stderr
