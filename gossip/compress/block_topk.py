@@ -54,7 +54,7 @@ class BlockTopK:
         whole = d // b * b
         energy = _energy(x, whole, b)
         refuse_non_finite(energy.isfinite().all(1))
-        index = largest(energy, kept(self.ratio, energy.shape[1]))
+        index, _ = largest(energy, kept(self.ratio, energy.shape[1]))
         place = (index[:, :, None] * b + torch.arange(b, device=x.device)).flatten(1)
         values = x.gather(1, place.clamp(max=d - 1))
         if whole < d:

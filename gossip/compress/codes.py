@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from .pack import Packer, bits, octets
+from .index import pack_bits
+from .pack import Packer, octets
 from .payload import Payload
 from .tiles import InTiles, Room, Tile, fresh, height, is_long, kept, magnitudes, reach, tiles, width, working
 
@@ -107,7 +108,7 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
         else:
             torch.ge(part, 0, out=above)
         into = tile.among(packed).narrow(1, tile.start // 8, -(-(tile.stop - tile.start) // 8))
-        into.copy_(bits(above))
+        into.copy_(pack_bits(above))
         if count is not None:
             count[tile.rows] += above.sum(1)
         if total is not None:  # here, where the tile is in the cache

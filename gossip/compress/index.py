@@ -35,10 +35,8 @@ def pack(index: Tensor, d: int) -> Tensor:
     if l == 0:
         return pack_bits(_marks(index, d))
     high = _marks((index >> l) + torch.arange(k, device=index.device), _high_bits(d, k, l))
-    planes = torch.empty(m, l, k, dtype=torch.bool, device=index.device)
-    small = index.to(torch.int32) if l < 32 else index  # the low bits are all that matters
-    for j in range(l):
-        planes[:, j] = (small & (1 << j)).bool()
+    small = index.to(torch.int32) if l < 31 else index  # the low bits are all that matters
+    planes = (small[:, None] & (1 << torch.arange(l, dtype=small.dtype, device=index.device))[:, None]).bool()
     return torch.cat((pack_bits(high), pack_bits(planes.flatten(1))), 1)
 
 

@@ -74,18 +74,6 @@ def octets(base: int, d: int) -> int:
     return -(-d // 5) if base == 3 else sum(-(-d * w // 8) for w in planes(base))
 
 
-def bits(flags: Tensor) -> Tensor:
-    """(r, n) bool to (r, ⌈n/8⌉) bytes, as codes below 2.
-
-    >>> bits(torch.tensor([[True, False, True]])).tolist()
-    [[5]]
-    """
-    if flags.device.type == "cpu":
-        return torch.from_numpy(np.packbits(flags.numpy(), axis=1, bitorder="little"))
-    eight = torch.nn.functional.pad(flags, (0, -flags.shape[1] % 8)).view(len(flags), -1, 8)
-    return (eight << torch.arange(8, device=flags.device)).sum(2, dtype=torch.uint8)
-
-
 class Views(NamedTuple):
     """A packer's buffers in one shape: codes, the same as int8, and arrays: codes padded, a plane of theirs, and scratch."""
 

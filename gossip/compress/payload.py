@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..plan import Block
@@ -168,3 +169,9 @@ def refuse_non_finite(finite: Tensor) -> None:
     if not finite.all():
         rows = (~finite).nonzero()[:, 0].tolist()
         raise NotFinite(rows[0], len(finite), len(rows))
+
+
+def refuse_in(values: Tensor) -> None:
+    """The same of values (m, k) themselves: one sum tells, unless it overflows."""
+    if not values.sum(dtype=torch.float64).isfinite():
+        refuse_non_finite(values.isfinite().all(1))

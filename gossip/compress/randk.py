@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import rng
 from .codes import checked
-from .payload import Payload, Placed, check_ratio, checked_rows, kept, refuse_non_finite
+from .payload import Payload, Placed, check_ratio, checked_rows, kept, refuse_in
 from .sparse import Sparse
 
 
@@ -47,7 +47,7 @@ class RandK:
         values = x.gather(1, rng.sample(key, d, k))
         if self.unbiased:
             values.mul_(d / k)
-        refuse_non_finite(values.isfinite().all(1))
+        refuse_in(values)
         return Keyed(values, key[:, None], d)
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..plan import Block
 from .index import pack, packed_bytes, unpack
-from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
+from .payload import Payload, check_ratio, checked_rows, kept, refuse_in
 from .sparse import Sparse
 from .topk import largest
 
@@ -51,9 +51,8 @@ class Threshold:
         x = checked_rows(x)
         m, d = x.shape
         cap = kept(self.ratio, d)
-        index = largest(x, cap)
-        values = x.gather(1, index)
-        refuse_non_finite(values.isfinite().all(1))
+        index, values = largest(x, cap)
+        refuse_in(values)
         magnitude = values.abs()
         floor = magnitude.amax(1, keepdim=True) * self.threshold if self.relative else self.threshold
         keep = (magnitude >= floor) & (magnitude > 0)

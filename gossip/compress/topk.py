@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
+from .payload import Payload, check_ratio, checked_rows, kept, refuse_in
 from .sparse import check_indices, sparse
 
 _LONG = 1 << 14  # rows from this length on are searched by a sampled threshold
-_BLOCK = 1 << 16  # numbers that stay in the cache
+_BLOCK = 1 << 17  # numbers that stay in the cache
 _SAMPLE = 1 << 15
+_UNSIGNED = {4: np.uint32(2**31 - 1), 8: np.uint64(2**63 - 1)}
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,8 @@ class TopK:
         """Compress each row of (m, d)."""
         x = checked_rows(x)
         d = x.shape[1]
-        index = largest(x, self.kept(d))
-        values = x.gather(1, index)
-        refuse_non_finite(values.isfinite().all(1))
+        index, values = largest(x, self.kept(d))
+        refuse_in(values)
         return sparse(values, index, d, self.indices)
 
     @property
@@ -64,19 +64,18 @@ class TopK:
         return self.kept(d) / d
 
 
-def largest(x: Tensor, k: int) -> Tensor:
-    """(m, d) to (m, k) int64: where the k largest magnitudes of each row are, ascending; of equal ones the first."""
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(m, d) to (m, k) int64: where the k largest magnitudes of each row are, ascending, of equal ones the first; and x there."""
     d = x.shape[1]
-    if k == d:
-        return torch.arange(d, device=x.device).expand(len(x), d)
-    if d < _LONG or x.device.type != "cpu":
-        return _of_rows(x.abs(), k)
-    if x.dtype not in (torch.float32, torch.float64):
-        x = x.float()  # exact, and numpy has no bfloat16
-    index = np.empty((len(x), k), np.int64)
-    for row, place in zip(x.detach().numpy(), index):
-        place[:] = _of_long(np.ascontiguousarray(row), k)
-    return torch.from_numpy(index)
+    if k < d and d >= _LONG and x.device.type == "cpu":
+        exact = x if x.dtype in (torch.float32, torch.float64) else x.float()  # numpy has no bfloat16
+        index = np.empty((len(x), k), np.int64)
+        bits = np.empty((len(x), k), f"u{exact.itemsize}")
+        for row, place, there in zip(exact.detach().numpy(), index, bits):
+            place[:], there[:] = _of_long(np.ascontiguousarray(row).view(bits.dtype), k)
+        return torch.from_numpy(index), torch.from_numpy(bits).view(exact.dtype).to(x.dtype)
+    found = torch.arange(d, device=x.device).expand(len(x), d) if k == d else _of_rows(x.abs(), k)
+    return found, x.gather(1, found)
 
 
 def _of_rows(magnitude: Tensor, k: int) -> Tensor:
@@ -92,29 +91,39 @@ def _of_rows(magnitude: Tensor, k: int) -> Tensor:
     return keep.nonzero()[:, 1].view(len(magnitude), k)
 
 
-def _of_long(x: np.ndarray, k: int) -> np.ndarray:
+# Without their sign, the bits of floating-point numbers are whole numbers in the order of the magnitudes, NaN above all.
+
+
+def _of_long(bits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """For one long row: a threshold from a sample, one pass for candidates above it, an exact choice among them.
 
     The sample can only mislead the speed: with too few candidates the whole row is searched.
     """
-    sample = np.abs(x[_sampled(len(x))])
-    share = len(sample) * k / len(x)
+    sample = _magnitude(bits[_sampled(len(bits))])
+    share = len(sample) * k / len(bits)
     rank = min(len(sample), int(1.15 * share + 4 * share**0.5 + 8))  # so that hardly ever fewer than k lie above
-    threshold = np.partition(sample, len(sample) - rank)[len(sample) - rank]
-    index = _where(x, np.less_equal, threshold, holds=False)  # so NaN is among them
+    sample = sample[sample > 0]  # many equal numbers are what partition is slow at
+    threshold = (
+        np.partition(sample, len(sample) - rank)[len(sample) - rank] if rank <= len(sample) else bits.dtype.type(0)
+    )
+    index, there = _where(bits, np.greater, threshold)
     if len(index) >= k:
-        return index[_of_few(np.abs(x[index]), k)]
-    tied = _where(x, np.equal, threshold, k - len(index))  # a plateau, for example of zeros: its first ones
-    if len(index) + len(tied) < k:
-        return _of_few(np.abs(x), k)
-    return np.sort(np.concatenate((index, tied)))
+        keep = _of_few(_magnitude(there), k)
+        return index[keep], there[keep]
+    tied, _ = _where(bits, np.equal, threshold, k - len(index))  # a plateau, for example of zeros: its first ones
+    enough = len(index) + len(tied) >= k
+    index = np.sort(np.concatenate((index, tied)), kind="stable") if enough else _of_few(_magnitude(bits), k)  # a merge
+    return index, bits[index]
+
+
+def _magnitude(bits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    return np.bitwise_and(bits, _UNSIGNED[bits.itemsize], out=out)
 
 
 def _of_few(magnitude: np.ndarray, k: int) -> np.ndarray:
     """The places of the k largest, ascending; of equal ones the first."""
     if len(magnitude) == k:
         return np.arange(k)
-    magnitude = np.nan_to_num(magnitude, copy=False, nan=np.inf)
     threshold = np.partition(magnitude, len(magnitude) - k)[len(magnitude) - k]
     keep = magnitude > threshold
     keep[np.flatnonzero(magnitude == threshold)[: k - np.count_nonzero(keep)]] = True
@@ -124,23 +133,25 @@ def _of_few(magnitude: np.ndarray, k: int) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _sampled(d: int) -> np.ndarray:
     """Where a row of d numbers is sampled: evenly, but jittered, so that no period of x can hide from it."""
-    size = min(_SAMPLE, d // 4)
+    size = min(_SAMPLE, d // 64)
     stride, place = d // size, np.arange(size)
     return place * stride + place * 40503 % stride
 
 
 def _where(
-    x: np.ndarray, compare: np.ufunc, threshold: float, enough: int | None = None, holds: bool = True
-) -> np.ndarray:
-    """Ascending indices at which `compare(|x|, threshold)` holds or not, the first `enough`; block by block, without a copy."""
-    found, count = [], 0
-    scratch, mask = np.empty(_BLOCK, x.dtype), np.empty(_BLOCK, bool)
-    for start in range(0, len(x), _BLOCK):
-        block = x[start : start + _BLOCK]
-        there = compare(np.abs(block, out=scratch[: len(block)]), threshold, out=mask[: len(block)])
-        found.append(np.flatnonzero(there if holds else np.logical_not(there, out=there)))
-        found[-1] += start
-        count += len(found[-1])
+    bits: np.ndarray, compare: np.ufunc, threshold: np.integer, enough: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending indices at which `compare(|x|, threshold)` holds, the first `enough`, and x there; block by block."""
+    index, there, count = [], [], 0
+    size = _BLOCK if enough is None else min(_BLOCK, 2 * enough + 1000)
+    scratch, mask = np.empty(size, bits.dtype), np.empty(size, bool)
+    for start in range(0, len(bits), size):
+        block = bits[start : start + size]
+        (found,) = compare(_magnitude(block, scratch[: len(block)]), threshold, out=mask[: len(block)]).nonzero()
+        there.append(block[found])  # while it is in the cache
+        found += start
+        index.append(found)
+        count += len(found)
         if enough is not None and count >= enough:
             break
-    return np.concatenate(found)[:enough]
+    return np.concatenate(index)[:enough], np.concatenate(there)[:enough]
