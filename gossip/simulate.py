@@ -90,7 +90,7 @@ def simulate(
     ...     print(r.round, round(float(r.x.mean()), 4), r.consensus > 0.01)
     500 3.5 True
     """
-    schedule, rounds, every = as_schedule(mixing), whole("rounds", rounds, 0), whole("every", every)
+    schedule, rounds, every = as_schedule(mixing), whole("rounds", rounds, 0), whole("every", every, 1)
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"simulate got {algorithm!r} for an algorithm: pass an instance, such as gossip.DPSGD()")
     if clock is None:
@@ -101,8 +101,6 @@ def simulate(
         if not isinstance(clock, Asynchronous):
             raise TypeError(f"clock={clock!r} is no gossip.Asynchronous(…): pass one, or None for rounds in lockstep")
         clock.check(algorithm, schedule, force=force)
-    if every < 1:
-        raise ValueError(f"every={every} is below 1: a record is made after every so many rounds")
     if cost is not None and not isinstance(cost, Cost):
         raise TypeError(
             f"cost={cost!r} is no gossip.Cost(…): pass one, for example gossip.Cost(gossip.work.Constant(0.01))"

@@ -404,8 +404,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         """What this worker's exchanges took: counts, bytes on the wire with headers, seconds, and the share hidden.
 
         "seconds waited for j" is how much of "seconds waited" went by for the messages to and from worker j: the slow one's
-        neighbours wait for it, and theirs for them. `overlap` is 1 − seconds waited / seconds exchanging: 0 if every exchange was waited for from its first byte on, 1
-        if all were over when their results were needed.
+        neighbours wait for it, and theirs for them. `overlap` is 1 − seconds waited / seconds exchanging: 0 if every exchange
+        was waited for from its first byte on, 1 if all were over when their results were needed.
         """
         transport, meter = self.net.transport, self.net.meter
         waited, exchanging = (transport.waited, transport.exchanging) if transport else (0.0, 0.0)

@@ -287,7 +287,7 @@ def test_simulate_refuses_what_cannot_run():
         ({"rounds": -1}, "rounds is -1"),
         ({"rounds": 1.5}, "rounds is 1.5"),
         ({"every": 1.5}, "every is 1.5"),
-        ({"every": 0}, "every=0 is below 1"),
+        ({"every": 0}, "every is 0; it must be an integer of at least 1"),
         ({"x0": torch.zeros(6, 2, 2)}, r"x0 has shape \(6, 2, 2\)"),
     ]:
         with pytest.raises(ValueError, match=told):
