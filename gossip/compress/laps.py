@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..network import Network
 from ..plan import Block
 from .codes import Codes
 from .moniqua import Moniqua
@@ -41,14 +40,14 @@ class Laps(Payload):
     round: int
 
     @classmethod
-    def of(cls, moniqua: Moniqua, y: Tensor, net: Network) -> Laps:
-        """The message of the hosted rows y (m, d), which the same rows are to read near y."""
-        codes = moniqua(y, net.keys(shared=True))
+    def of(cls, moniqua: Moniqua, y: Tensor, key: Tensor, workers: Tensor, round: int) -> Laps:
+        """The message of the hosted rows y (m, d), which the same rows are to read near y; `key` (m,) as at all who read it."""
+        codes = moniqua(y, key)
         pieces = zip(y.split(_ROOM, 1), codes.dense().split(_ROOM, 1))
         told = sum(
             (_sum(_laps(*piece, moniqua.modulus)) for piece in pieces), y.new_zeros(len(y), 1, dtype=torch.float64)
         )
-        return cls(codes, told, moniqua, y, net.rows, net.round)
+        return cls(codes, told, moniqua, y, workers, round)
 
     def parts(self) -> tuple[Tensor, ...]:
         return *self.codes.parts(), self.told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from ..plan import Block
 from .index import pack, packed_bytes, unpack
-from .payload import Payload, check_ratio, checked_rows, kept, refuse_in
+from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse
-from .topk import largest
+from .tiles import norms
+from .topk import above
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,18 @@ class Threshold:
         """Compress each row of (m, d)."""
         x = checked_rows(x)
         m, d = x.shape
-        cap = kept(self.ratio, d)
-        index, values = largest(x, cap)
-        refuse_in(values)
-        magnitude = values.abs()
-        floor = magnitude.amax(1, keepdim=True) * self.threshold if self.relative else self.threshold
-        keep = (magnitude >= floor) & (magnitude > 0)
-        count = keep.sum(1)
+        cap, peak = kept(self.ratio, d), norms(x, math.inf)[:, 0]
+        refuse_non_finite(peak.isfinite())
+        floor = peak.to(x.dtype) * self.threshold if self.relative else x.new_full((m,), self.threshold)
         blob = x.new_zeros((m, capacity(d, cap, x.element_size())), dtype=torch.uint8)
-        for i, c in enumerate(count.tolist()):
-            if c:
-                row = torch.cat((_bytes(values[i][keep[i]]), pack(index[i][keep[i]][None], d)[0]))
+        count = torch.zeros(m, 1, dtype=torch.int32)
+        for i in range(m):
+            index, values = above(x[i : i + 1], floor[i], cap)
+            count[i] = len(index)
+            if len(index):
+                row = torch.cat((_bytes(values), pack(index[None], d)[0]))
                 blob[i, : len(row)] = row
-        return Kept(count.to(torch.int32)[:, None], blob, d, x.dtype)
+        return Kept(count.to(x.device), blob, d, x.dtype)
 
     @property
     def gamma(self) -> float:

@@ -67,15 +67,45 @@ class TopK:
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(m, d) to (m, k) int64: where the k largest magnitudes of each row are, ascending, of equal ones the first; and x there."""
     d = x.shape[1]
-    if k < d and d >= _LONG and x.device.type == "cpu":
-        exact = x if x.dtype in (torch.float32, torch.float64) else x.float()  # numpy has no bfloat16
+    if k < d and _is_long(x):
         index = np.empty((len(x), k), np.int64)
-        bits = np.empty((len(x), k), f"u{exact.itemsize}")
-        for row, place, there in zip(exact.detach().numpy(), index, bits):
-            place[:], there[:] = _of_long(np.ascontiguousarray(row).view(bits.dtype), k)
-        return torch.from_numpy(index), torch.from_numpy(bits).view(exact.dtype).to(x.dtype)
+        bits = _bits(x)
+        there = np.empty((len(x), k), bits.dtype)
+        for i, row in enumerate(bits):
+            index[i], there[i] = _of_long(row, k)
+        return torch.from_numpy(index), _numbers(there, x.dtype)
     found = torch.arange(d, device=x.device).expand(len(x), d) if k == d else _of_rows(x.abs(), k)
     return found, x.gather(1, found)
+
+
+def above(x: Tensor, floor: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """One row (1, d): (c,) indices at which |x| ≥ floor and x ≠ 0, ascending, the k largest if there are more; and x there."""
+    if _is_long(x):
+        (bits,) = _bits(x)
+        index, there = _where(bits, np.greater_equal, max(_bits(floor)[()], bits.dtype.type(1)))
+        if len(index) > k:
+            keep = _of_few(_magnitude(there), k)
+            index, there = index[keep], there[keep]
+        return torch.from_numpy(index), _numbers(there, x.dtype)
+    magnitude = x[0].abs()
+    index = ((magnitude >= floor) & (magnitude > 0)).nonzero()[:, 0]
+    index = index if len(index) <= k else largest(x, k)[0][0]
+    return index, x[0][index]
+
+
+def _is_long(x: Tensor) -> bool:
+    return x.shape[1] >= _LONG and x.device.type == "cpu"
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    """Without their sign, the bits of floating-point numbers are whole numbers in the order of the magnitudes, NaN above all."""
+    exact = x if x.dtype in (torch.float32, torch.float64) else x.float()  # numpy has no bfloat16
+    return exact.detach().contiguous().numpy().view(f"u{exact.itemsize}")
+
+
+def _numbers(bits: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """The inverse, in rows' own dtype."""
+    return torch.from_numpy(bits).view(torch.float64 if bits.itemsize == 8 else torch.float32).to(dtype)
 
 
 def _of_rows(magnitude: Tensor, k: int) -> Tensor:
@@ -89,9 +119,6 @@ def _of_rows(magnitude: Tensor, k: int) -> Tensor:
         tied = magnitude == threshold
         keep &= ~tied | (tied.cumsum(1) <= tied.sum(1, keepdim=True) - surplus)
     return keep.nonzero()[:, 1].view(len(magnitude), k)
-
-
-# Without their sign, the bits of floating-point numbers are whole numbers in the order of the magnitudes, NaN above all.
 
 
 def _of_long(bits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +174,12 @@ def _where(
     scratch, mask = np.empty(size, bits.dtype), np.empty(size, bool)
     for start in range(0, len(bits), size):
         block = bits[start : start + size]
-        (found,) = compare(_magnitude(block, scratch[: len(block)]), threshold, out=mask[: len(block)]).nonzero()
+        holds = mask[: len(block)]
+        if compare is np.greater and threshold == 0:  # one pass less
+            np.not_equal(block.view(f"f{bits.itemsize}"), 0, out=holds)
+        else:
+            compare(_magnitude(block, scratch[: len(block)]), threshold, out=holds)
+        (found,) = holds.nonzero()
         there.append(block[found])  # while it is in the cache
         found += start
         index.append(found)

@@ -19,6 +19,7 @@ from experiments import models
 from experiments.tasks.digits import digits
 from experiments.tasks.fashion import fashion
 from gossip import rng
+from gossip.compress.entropy import entropy
 from gossip.plan import Block
 
 from .harness import Row, at_most, side_by_side
@@ -54,6 +55,8 @@ WIRE: list[tuple[Any, Callable[[int], float], str]] = [  # bits of a message of 
     (HALF, lambda d: 16 * d + 32, "16 d + 32"),
     (E4M3, lambda d: 8 * d + 32, "8 d + 32"),
 ]
+
+CODED = [gossip.TopK(0.01), FOUR_BITS, EIGHT_BITS, gossip.TernGrad(), gossip.Compose(gossip.TopK(0.01), FOUR_BITS)]
 
 TABLE: list[tuple[str, Any]] = [
     ("TopK(0.01)", gossip.TopK(0.01)),
@@ -109,9 +112,23 @@ def copies(compressor, d: int) -> float:
     return median(ratios)
 
 
-def against_topk(d: int) -> float:
+def rows_of(d: int) -> dict[str, Tensor]:
+    """Rows (1, d) on which a search by a sampled threshold may fail."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1, d, generator=g)
+    return {
+        "normal": x,
+        "sorted": x.sort().values,
+        "heavy-tailed": x**5,
+        "99.5 % zeros": x * (torch.rand(1, d, generator=g) < 0.005),
+        "zeros": torch.zeros(1, d),
+        "of one magnitude": x.sign(),
+    }
+
+
+def against_topk(x: Tensor) -> float:
     """Time of exact top-k at 1 % against `torch.topk` of the magnitudes."""
-    x = torch.randn(1, d, generator=torch.Generator().manual_seed(0))
+    d = x.shape[1]
     ours, theirs = gossip.TopK(0.01), lambda: x.abs().topk(d // 100, dim=1, sorted=False)
     ratio, _, _ = side_by_side(lambda: ours(x), theirs, 3, 0.05)
     return 1 / ratio
@@ -125,10 +142,12 @@ def extra(name: str, d: int) -> float:
 
 def peak(name: str, d: int) -> float:
     """The same in this process."""
+    import scipy.linalg.blas  # noqa: F401  (no part of a message, and Sign imports it at its first long row)
+
     torch.set_num_threads(1)
     compressor = dict(TABLE)[name]
     x, into = torch.randn(1, d), torch.zeros(1, d)
-    there_and_back(compressor, x[:, :1000].clone(), into[:, :1000].clone())()
+    there_and_back(compressor, x[:, :100_000].clone(), into[:, :100_000].clone())()
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
         reset.write("5")  # the peak starts from here
@@ -191,19 +210,28 @@ def rows() -> Iterator[Row]:
         yield at_most(f"RandK 1 %, there and back, d={d:.0e}", "copy", copies(gossip.RandK(0.01), d), 3)
         if d <= 10**7:
             share = 1 / 6 if d == 10**7 else 1 / 4
-            yield at_most(f"TopK 1 %, d={d:.0e}", "torch.topk of |x|", against_topk(d), share)
+            for name, x in rows_of(d).items():
+                yield at_most(
+                    f"TopK 1 % of a row that is {name}, d={d:.0e}", "torch.topk of |x|", against_topk(x), share
+                )
         yield at_most(f"TopK 1 %, there and back, d={d:.0e}", "copy", copies(gossip.TopK(0.01), d), 8)
     d = 10**6
     x = torch.randn(1, d)
     for compressor, formula, text in WIRE:
         share = compressor(x, keys()).bits / formula(d)
         yield at_most(f"bits of {_short(compressor)}", text, share, 1.01)
-    for name in ("TopK(0.01)", "Sign()", "QSGD(levels=7)", 'Cast("bfloat16")'):
+    for compressor in CODED:
+        coded = gossip.RangeCoded(compressor)(x, keys()).bits / entropy(compressor(x, keys()))
+        yield at_most(f"bits of RangeCoded({_short(compressor)}), d={d:.0e}", "its empirical entropy", coded, 1.05)
+    for name, _ in TABLE:
         yield at_most(f"memory of {name} at d=1e7", "1.5 payloads and a mask", extra(name, 10**7), 1)
 
 
 def _short(compressor) -> str:
-    return str(compressor).replace(", bucket=None", "").replace(", rescaled=False", "").replace("norm='l2'", "l2")
+    text = str(compressor)
+    for default in (", bucket=None", ", bucket=65536", ", rescaled=False", ", indices='auto'"):
+        text = text.replace(default, "")
+    return text.replace("norm='l2'", "l2")
 
 
 if __name__ == "__main__":
