@@ -23,8 +23,9 @@ from gossip import (
     rng,
 )
 from gossip.compress import tiles
+from gossip.compress.measure import measured, norms
 from gossip.compress.pack import Packer, octets, planes
-from gossip.compress.tiles import TILE, measured, norms
+from gossip.compress.tiles import TILE
 from gossip.plan import Block
 
 CASTS = [Cast(t) for t in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")]

@@ -11,23 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .measure import ldexp, reach, refuse_infinite, working
 from .payload import Payload, checked_rows, refuse_non_finite
-from .tiles import (
-    InTiles,
-    Room,
-    Tile,
-    buckets,
-    fresh,
-    height,
-    is_long,
-    kept,
-    ldexp,
-    reach,
-    refuse_infinite,
-    tiles,
-    width,
-    working,
-)
+from .tiles import InTiles, Room, Tile, buckets, fresh, height, is_long, reused, tiles, width
 
 
 class Format(NamedTuple):
@@ -98,7 +84,7 @@ class Cast:
         data = fresh(m, d, form.dtype, x.device)
         size = torch.zeros(m, buckets(d, bucket), dtype=torch.float64, device=x.device)
         noted, few, p = size.numpy() if x.device.type == "cpu" else size, is_long(d), form.norm
-        room = kept(Room, height(m, d) * width(m, d), x.device, kind)
+        room = reused(Room, height(m, d) * width(m, d), x.device, kind)
         for tile in tiles(m, d, bucket):
             part, into = tile.of(x), tile.of(data)
             (scaled,) = room(*part.shape)
@@ -170,7 +156,7 @@ class Narrow(InTiles, Payload):
 
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m = self.rows
-        room, wide = (kept(Room, m * most, self.device, kind) for kind in (working(self.dtype), torch.int16))
+        room, wide = (reused(Room, m * most, self.device, kind) for kind in (working(self.dtype), torch.int16))
         eight = 256.0 if self.kind == "float8_e4m3fn" else 1.0
         factors = (self.scale[0].double() * eight).tolist() if m == 1 else None
 

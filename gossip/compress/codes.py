@@ -12,9 +12,10 @@ from torch import Tensor
 
 from .. import rng
 from .index import pack_bits
+from .measure import magnitudes, reach, working
 from .pack import Packer, octets
 from .payload import Payload
-from .tiles import InTiles, Room, Tile, fresh, height, is_long, kept, magnitudes, reach, tiles, width, working
+from .tiles import InTiles, Room, Tile, fresh, height, is_long, reused, tiles, width
 
 
 class Form(NamedTuple):
@@ -72,8 +73,8 @@ class Codes(InTiles, Payload):
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         m, form = self.rows, self.form
         kind = working(form.dtype)
-        packer = kept(Packer, m, most, form.base, self.device, form.zero, form.step, kind)
-        room = kept(Room, m * most, self.device, kind)
+        packer = reused(Packer, m, most, form.base, self.device, form.zero, form.step, kind)
+        room = reused(Room, m * most, self.device, kind)
         single = float(self.scale) if self.low is None and self.scale.numel() == 1 else None
 
         def read(tile: Tile) -> tuple[Tensor, float]:
@@ -96,7 +97,7 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
     """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
     m, d = x.shape
     kind, size = working(x.dtype), height(m, d) * width(m, d)
-    room, flags = kept(Room, size, x.device, kind), kept(Room, size, x.device, torch.bool)
+    room, flags = reused(Room, size, x.device, kind), reused(Room, size, x.device, torch.bool)
     packed = fresh(m, octets(2, d), torch.uint8, x.device)
     for tile in tiles(m, d):
         part = tile.of(x)
@@ -124,8 +125,8 @@ def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | N
     """
     m, d = x.shape
     kind, rows, most = working(x.dtype), height(m, d), width(m, d)
-    dither, packer = rng.Bits(key, most, rows), kept(Packer, rows, most, form.base, x.device)
-    room = kept(Room, rows * most, x.device, kind, kind)
+    dither, packer = rng.Bits(key, most, rows), reused(Packer, rows, most, form.base, x.device)
+    room = reused(Room, rows * most, x.device, kind, kind)
     packed = fresh(m, octets(form.base, d), torch.uint8, x.device)
     inverse = scale.reciprocal().masked_fill_(scale * reach(x.dtype) < 1, 0)
     factors = inverse.tolist() if is_long(d) and low is None and x.dtype == kind else None

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
+from .measure import norms, working
 from .payload import checked_rows, refuse_non_finite
-from .tiles import norms, working
 
 
 @dataclass(frozen=True)

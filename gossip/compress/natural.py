@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .. import rng
 from .codes import checked
+from .measure import norms, working
 from .pack import Packer, octets
 from .payload import Payload, checked_rows, refuse_non_finite
-from .tiles import InTiles, Room, Tile, height, kept, norms, tiles, width, working
+from .tiles import InTiles, Room, Tile, height, reused, tiles, width
 
 _MANTISSA = {torch.float32: 23, torch.float64: 52}
 
@@ -50,9 +51,9 @@ class Natural:
         whole = torch.int32 if kind == torch.float32 else torch.int64
         base = 2 ** (8 * whole.itemsize - mantissa)
         rows, most = height(m, d), width(m, d)
-        bits, packer = rng.Bits(key, most, rows), kept(Packer, rows, most, base, x.device)
+        bits, packer = rng.Bits(key, most, rows), reused(Packer, rows, most, base, x.device)
         packed = torch.empty(m, octets(base, d), dtype=torch.uint8, device=x.device)
-        room = kept(Room, rows * most, x.device, whole, whole)
+        room = reused(Room, rows * most, x.device, whole, whole)
         for tile in tiles(m, d):
             part, count = tile.of(x), tile.stop - tile.start
             v, u = room(*part.shape)
@@ -101,8 +102,8 @@ class Exponents(InTiles, Payload):
     def reader(self, most: int) -> Callable[[Tile], tuple[Tensor, float]]:
         kind, m = working(self.dtype), self.rows
         whole = torch.int32 if kind == torch.float32 else torch.int64
-        packer = kept(Packer, m, most, 2 ** (8 * whole.itemsize - _MANTISSA[kind]), self.device)
-        room = kept(Room, m * most, self.device, whole)
+        packer = reused(Packer, m, most, 2 ** (8 * whole.itemsize - _MANTISSA[kind]), self.device)
+        room = reused(Room, m * most, self.device, whole)
 
         def read(tile: Tile) -> tuple[Tensor, float]:
             count = tile.stop - tile.start

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, signs
+from .measure import bounded, measured, returned, working
 from .payload import checked_rows
-from .tiles import Room, bounded, height, kept, measured, returned, tiles, width, working
+from .tiles import Room, height, reused, tiles, width
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def _sums(x: Tensor) -> Tensor:
     """(m, 2) float64: the sum of the numbers ≥ 0, and minus the sum of the others."""
     m, d = x.shape
     found = torch.zeros(m, 2, dtype=torch.float64, device=x.device)
-    room = kept(Room, height(m, d) * width(m, d), x.device, working(x.dtype))
+    room = reused(Room, height(m, d) * width(m, d), x.device, working(x.dtype))
     for tile in tiles(m, d):
         part = tile.of(x)
         (scratch,) = room(*part.shape)

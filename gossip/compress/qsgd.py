@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
+from .measure import bounded, measured, norms, returned, working
 from .payload import checked_rows
-from .tiles import bounded, check_bucket, measured, norms, returned, working
+from .tiles import check_bucket
 
 
 def quantised(x: Tensor, key: Tensor, levels: int, p: float, bucket: int | None = None, shrink: float = 1.0) -> Codes:

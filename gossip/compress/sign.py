@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, signs
+from .measure import measured, returned, working
 from .payload import checked_rows
-from .tiles import measured, returned, working
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from .codes import Codes, Form, at_random, checked
+from .measure import bounded, measured, returned, working
 from .payload import checked_rows
-from .tiles import bounded, buckets, check_bucket, measured, returned, tiles, working
+from .tiles import buckets, check_bucket, tiles
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..plan import Block
 from .index import pack, packed_bytes, unpack
+from .measure import norms
 from .payload import Payload, check_ratio, checked_rows, kept, refuse_non_finite
 from .sparse import Sparse
-from .tiles import norms
 from .topk import above
 
 

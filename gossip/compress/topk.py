@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -166,7 +167,7 @@ def _sampled(d: int) -> np.ndarray:
 
 
 def _where(
-    bits: np.ndarray, compare: np.ufunc, threshold: np.integer, enough: int | None = None
+    bits: np.ndarray, compare: np.ufunc, threshold: Any, enough: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ascending indices at which `compare(|x|, threshold)` holds, the first `enough`, and x there; block by block."""
     index, there, count = [], [], 0
