@@ -120,10 +120,10 @@ def check(
 ) -> None:
     """Raise `Incompatible` if the algorithm refuses the schedule, the overlap or local steps; with `force`, warn instead."""
     name = type(algorithm).__name__
-    if not isinstance(local_steps, int):
-        raise ValueError(f"local_steps={local_steps!r} is no whole number: it counts the local steps of a round")
-    if local_steps < 1:
-        raise ValueError(f"local_steps={local_steps} is below 1: a round has at least one local step")
+    if not isinstance(local_steps, int) or local_steps < 1:
+        raise ValueError(
+            f"local_steps={local_steps!r} is no whole number of at least 1: it counts the local steps of a round"
+        )
     if overlap and not algorithm.overlaps:
         raise Incompatible(
             f"overlap=True, and {name} has no overlapped form: set overlap=False, or use DPSGD, Choco or SGP, which have one"

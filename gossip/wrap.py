@@ -17,8 +17,8 @@ from graphs import Incompatible, Schedule, Topology, as_schedule
 from . import tree
 from .algorithm import Algorithm, check
 from .buckets import Buckets
+from .buffers import MixedBuffers, mixable
 from .compress.payload import naming
-from .layout import Layout
 from .live_wrap import LiveOptimizer
 from .network import Network
 from .placement import Placement
@@ -206,7 +206,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         row.show(algorithm.params(self.gossip))
         row.refresh()
         self._buckets = Buckets(row, self.net, buckets) if buckets > 1 else None
-        self._buffers = _Buffers(model) if mix_buffers and model is not None and _mixed(model) else None
+        self._buffers = MixedBuffers(model) if mix_buffers and model is not None and mixable(model) else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -523,48 +523,6 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def __reduce__(self) -> Any:
         raise refuse_copy(self)
-
-
-# the unit vectors of torch's two spectral_norms: a mean of unit vectors is none, and the norm would be underestimated
-SINGULAR = {"_u", "_v", "weight_u", "weight_v"}
-
-
-def _mixed(model: nn.Module) -> list[str]:
-    floating = (name for name, b in model.named_buffers() if b.is_floating_point())
-    return [name for name in floating if name.rpartition(".")[2] not in SINGULAR]
-
-
-class _Buffers:
-    """A module's floating buffers as a row to be mixed; running variances travel as second moments."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.names = _mixed(model)
-        buffers = self.buffers
-        dtype = torch.float32
-        for b in buffers:
-            dtype = torch.promote_types(dtype, b.dtype)
-        layout = Layout.of([(f"buffer {i}", b.to(dtype)) for i, b in enumerate(buffers)])
-        self.row = torch.zeros(1, layout.d, dtype=dtype, device=layout.device)
-        self.views = list(layout.views(self.row[0]).values())
-        place = dict(zip(buffers, self.views))
-        norms: list[Any] = [m for m in model.modules() if isinstance(getattr(m, "running_var", None), Tensor)]
-        self.moments = [(place[m.running_mean], place[m.running_var]) for m in norms]
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """Those of now: a module may assign a new tensor to its buffer at every step."""
-        return [self.model.get_buffer(name) for name in self.names]
-
-    def mix(self, net: Network) -> None:
-        buffers = self.buffers
-        torch._foreach_copy_(self.views, buffers)
-        for mean, var in self.moments:
-            var.addcmul_(mean, mean)
-        net.mix(self.row)
-        for mean, var in self.moments:
-            var.addcmul_(mean, mean, value=-1).clamp_(min=0)
-        torch._foreach_copy_(buffers, self.views)
 
 
 def _refuse_buckets(

@@ -425,7 +425,7 @@ def _disagrees(rank, size, store):
         ({"mixing": graphs.ring(5)}, ValueError, "5 workers and there are 4 processes.*start 5 processes"),
         ({"mixing": graphs.one_peer_exponential(N)}, gossip.Incompatible, "Choco.*static.*W.1. differs from W.0."),
         ({"mixing": graphs.exponential(N)}, gossip.Incompatible, "symmetric"),
-        ({"local_steps": 0}, ValueError, "local_steps=0 is below 1"),
+        ({"local_steps": 0}, ValueError, "local_steps=0 is no whole number of at least 1"),
         ({"algorithm": gossip.AllReduce(), "local_steps": 2}, gossip.Incompatible, "AllReduce averages every gradient"),
     ):
         with pytest.raises(kind) as caught:

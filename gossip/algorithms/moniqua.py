@@ -87,10 +87,13 @@ class MoniquaSGD(Algorithm):
 
     def send(self, state: State, net: Network) -> None:
         state.sent.copy_(state.x)
-        net.send(Laps.of(self.quantiser, state.sent, net))
+        net.send(self._message(state, net))
 
     def resend(self, state: State, net: Network, parts: tuple[Tensor, ...]) -> None:
-        net.send(Laps.of(self.quantiser, state.sent, net).like(parts))
+        net.send(self._message(state, net).like(parts))
+
+    def _message(self, state: State, net: Network) -> Laps:
+        return Laps.of(self.quantiser, state.sent, net.keys(shared=True), net.rows, net.round)
 
     def receive(self, state: State, net: Network) -> State:
         net.receive(state.x, scale=self.gamma)  # x_i += γ Σ_j (W − I)_ij (x̂_ij − sent_i)
