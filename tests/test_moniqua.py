@@ -69,13 +69,23 @@ def test_moniqua_is_its_formula(bits, gamma, overlap):
         assert torch.allclose(found[k], x, rtol=0, atol=1e-11)
 
 
+class Circle(Dense):
+    """Numbers as they are, read as codes are."""
+
+    rows = property(lambda self: len(self.dense()))
+    d = property(lambda self: self.dense().shape[1])
+
+    def reader(self, most):
+        return lambda tile: (tile.across(self.dense()).clone(), 1.0)
+
+
 class Exact:
     """A circle that is not rounded: δ → 0."""
 
     modulus, theta, bits = 8.0, 4.0, 64
 
     def __call__(self, x, key):
-        return Dense(mod(x, self.modulus))
+        return Circle(mod(x, self.modulus))
 
 
 class Fine(MoniquaSGD):

@@ -11,8 +11,7 @@ from ..plan import Block
 from .codes import Codes
 from .moniqua import Moniqua
 from .payload import Payload
-
-_ROOM = 1 << 16  # numbers that are read at a time, so that they stay in the cache
+from .tiles import TILE, tiles, width
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ class Laps(Payload):
     @classmethod
     def of(cls, moniqua: Moniqua, y: Tensor, key: Tensor, workers: Tensor, round: int) -> Laps:
         """The message of the hosted rows y (m, d), which the same rows are to read near y; `key` (m,) as at all who read it."""
-        codes = moniqua(y, key)
-        pieces = zip(y.split(_ROOM, 1), codes.dense().split(_ROOM, 1))
-        told = sum(
-            (_sum(_laps(*piece, moniqua.modulus)) for piece in pieces), y.new_zeros(len(y), 1, dtype=torch.float64)
-        )
+        codes, (m, d) = moniqua(y, key), y.shape
+        told, read = y.new_zeros(m, 1, dtype=torch.float64), codes.reader(width(m, d, True))
+        for tile in tiles(m, d, None, True):
+            q, factor = read(tile)
+            told += _sum(_laps(tile.across(y), q.mul_(factor), moniqua.modulus))
         return cls(codes, told, moniqua, y, workers, round)
 
     def parts(self) -> tuple[Tensor, ...]:
@@ -65,20 +64,21 @@ class Laps(Payload):
         Raises:
             ValueError: a sum is not the sender's.
         """
-        B, d = self.moniqua.modulus, self.near.shape[1]
-        dense, told = self.codes.dense().to(self.near), self.told.to(self.near.device)
-        for e in torch.arange(len(block.src)).split(max(1, _ROOM // max(1, d))):
-            dst, src, weights = block.dst[e], block.src[e], (scale * block.weight[e]).tolist()
-            wrong = told[src]
-            for part, y, q in zip(into.split(_ROOM, 1), self.near.split(_ROOM, 1), dense.split(_ROOM, 1)):
-                y, q = y[dst], q[src]
-                laps = _laps(y, q, B)
-                wrong -= _sum(laps)
-                for i, weight, apart in zip(dst.tolist(), weights, laps.mul_(B).add_(q).sub_(y)):
-                    part[i].add_(apart, alpha=weight)
-            if wrong.any():
-                first = int(wrong[:, 0].nonzero()[0])
-                self._refuse(int(dst[first]), dense[src[first]])
+        B, (m, d) = self.moniqua.modulus, (self.codes.rows, self.codes.d)
+        read, wrong = self.codes.reader(width(m, d, True)), self.told.to(self.near.device)[block.src]
+        for tile in tiles(m, d, None, True):
+            part, factor = read(tile)
+            y, q, at = tile.across(self.near), part.mul_(factor).to(self.near), tile.across(into)
+            for e in torch.arange(len(block.src)).split(max(1, TILE // q.shape[1])):
+                dst, src = block.dst[e], block.src[e]
+                laps = _laps(y[dst], q[src], B)
+                wrong[e] -= _sum(laps)
+                apart = laps.mul_(B).add_(q[src]).sub_(y[dst])
+                for i, weight, row in zip(dst.tolist(), (scale * block.weight[e]).tolist(), apart):
+                    at[i].add_(row, alpha=weight)
+        if wrong.any():
+            first = int(wrong[:, 0].nonzero()[0])
+            self._refuse(int(block.dst[first]), self.codes.dense().to(self.near)[block.src[first]])
 
     def _refuse(self, i: int, q: Tensor) -> None:
         moniqua, y = self.moniqua, self.near[i]

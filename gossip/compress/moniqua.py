@@ -17,10 +17,10 @@ class Moniqua:
 
     If every |x_c − y_c| < θ, x the sender's model and y the receiver's, the reading is unbiased and off by less than δ B.
     `near(payload, y)` reads; `dense()` reads near 0, so is right for |x_c| < θ, and a common offset of the models costs
-    nothing. mod(a, B) lies in [−B/2, B/2). No contraction, so not for CHOCO-SGD. If θ is too small, values are wrong by
-    multiples of B, and nobody notices but the loss. Equal keys for all rows share the noise, which halves the consensus
-    error. A message is k bits a coordinate and B / 2^k. (The paper's grid has 2^k − 1 steps, so δ = 1/(2^k − 1); here its
-    ends, which are the same point of the circle, are not both sent.)
+    nothing. mod(a, B) lies in [−B/2, B/2). No contraction, so not for CHOCO-SGD, but for `MoniquaSGD`, which notices what
+    is silent here: if θ is too small, values are wrong by multiples of B. Equal keys for all rows share the noise, which
+    halves the consensus error. A message is k bits a coordinate and B / 2^k. (The paper's grid has 2^k − 1 steps, so
+    δ = 1/(2^k − 1); here its ends, which are the same point of the circle, are not both sent.)
 
     Args:
         theta: θ > 0, more than any two models differ in any coordinate.
