@@ -19,6 +19,7 @@ from graphs.chance import (
     matchings,
     pairwise,
 )
+from graphs.convert import from_adjacency, from_data, from_edges, from_networkx
 from graphs.draw import (
     draw,
     layout,
@@ -124,13 +125,7 @@ from graphs.spectral import (
     slem,
     spectrum,
 )
-from graphs.topology import (
-    Topology,
-    from_adjacency,
-    from_data,
-    from_edges,
-    from_networkx,
-)
+from graphs.topology import Topology
 from graphs.weights import (
     best_constant,
     by_samples,

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from graphs import cayley
+from graphs.convert import from_adjacency
 from graphs.predict import consensus_bound, predict_consensus
 from graphs.properties import checked, offence
 from graphs.schedules import Schedule, as_schedule
 from graphs.spectral import gap, slem, spectrum
-from graphs.topology import Topology, from_adjacency
+from graphs.topology import Topology
 from graphs.weights import metropolis, uniform
 
 __all__ = ["draw", "layout", "plot_consensus", "plot_spectrum"]
@@ -182,8 +183,8 @@ def plot_spectrum(W: Any, *, ax: Any = None) -> Any:
             ax.scatter(values.real, values.imag, s=18, color=colour, marker="osD^v"[k % 5], alpha=0.8, label=label)
     if flat:
         ax.axhline(0, color=GREY, linewidth=0.6)
-        drawn = [*(line.get_ydata() for line in ax.lines[:-1]), (-1.0, 1.0)]
-        ends = min(map(min, drawn)) - 0.05, max(map(max, drawn)) + 0.05
+        drawn = np.concatenate([(-1, 1), *(line.get_ydata() for line in ax.lines)])
+        ends = drawn.min() - 0.05, drawn.max() + 0.05
         ax.set(xlabel="rank of the eigenvalue / n", ylabel="eigenvalue of W", ylim=ends)
     else:
         turn = np.linspace(0, 2 * np.pi, 200)
@@ -211,7 +212,7 @@ def plot_consensus(mixing: Any, x0: Any = None, rounds: int = 100, *, measured: 
     ax = _axes(ax, (6, 4.5))
     curve = predict_consensus(schedule, x0, rounds).numpy()
     floor = 1e-16 * (float(curve[0]) or 1.0)  # zero has no place on a logarithmic axis
-    lows = [curve]
+    below = bool((curve < floor).any())
 
     def shown(values: np.ndarray) -> np.ndarray:
         return np.clip(values, floor, 1e250)
@@ -223,11 +224,11 @@ def plot_consensus(mixing: Any, x0: Any = None, rounds: int = 100, *, measured: 
     if measured is not None:
         dots = torch.as_tensor(measured, dtype=torch.float64).detach().cpu().numpy()
         step = max(1, len(dots) // 40)
-        lows.append(dots)
+        below |= bool((dots < floor).any())
         ax.semilogy(
             np.arange(len(dots))[::step], shown(dots)[::step], "o", color=BLACK, markersize=3.5, label="measured"
         )
-    if any(bool((values < floor).any()) for values in lows):
+    if below:
         ax.axhline(floor, color=GREY, linewidth=0.6, linestyle=":", label=f"below {floor:.0e}, or 0")
     ax.set(xlabel="round", ylabel=r"consensus distance $\frac{1}{n}\sum_i \|x_i-\bar x\|^2$")
     ax.legend(frameon=False)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from graphs.topology import Topology, from_adjacency, from_edges, from_networkx
+from graphs.convert import from_adjacency, from_edges, from_networkx
+from graphs.topology import Topology
 
 __all__ = ["from_file"]
 

@@ -193,7 +193,8 @@ def stationary(W: Any) -> Tensor:
     W = checked(W)
     n, by_rows = W.shape[0], stochastic(W)
     walk = csr(W) if by_rows else csr(W).T.tocsr()
-    if offence(W, "nonnegative") is None and recurrent(solid(walk)) > 1 and _closed_classes(solid(walk)) > 1:
+    chain = solid(walk)
+    if offence(W, "nonnegative") is None and recurrent(chain) > 1 and _closed_classes(chain) > 1:
         raise Incompatible("several closed groups of workers: each agrees on its own, and no common weights exist.")
     if offence(W, "doubly_stochastic") is None:
         return torch.full((n,), 1 / n, dtype=torch.float64)

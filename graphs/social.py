@@ -1,6 +1,7 @@
 """Four small social networks of the literature, unweighted: karate club, Southern women, Florentine families, Les Misérables."""
 
-from graphs.topology import Topology, from_networkx
+from graphs.convert import from_networkx
+from graphs.topology import Topology
 
 __all__ = ["davis", "florentine", "karate", "les_miserables"]
 

@@ -1,4 +1,4 @@
-"""Topologies: what a graph is, whichever way it came in (graphs/topology.py)."""
+"""Topologies: what a graph is, whichever way it came in (graphs/topology.py, graphs/convert.py)."""
 
 import math
 import warnings
@@ -222,10 +222,11 @@ def test_diameter():
 
 
 def test_a_topology_is_frozen():
-    edges = torch.tensor([[0, 1], [1, 0]])
-    t = Topology(3, edges)
+    edges, km = torch.tensor([[0, 1], [1, 0]]), torch.tensor([5.0, 5.0], dtype=torch.float64)
+    t = Topology(3, edges, lengths=km)
     edges += 1
-    assert t == from_edges([(0, 1)], n=3)
+    km += 1
+    assert t == from_edges([(0, 1)], n=3, lengths=[5.0])
     with pytest.raises(AttributeError):
         ring(3).n = 4  # ty: ignore
 
