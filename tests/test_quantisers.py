@@ -554,3 +554,15 @@ def test_buffers_are_kept_per_thread():
         for _ in range(5):
             found = list(pool.map(lambda row: QSGD(7)(row, keys(1)).dense(), x))
             assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@each
+def test_inference_mode_leaves_nothing_behind(compressor):
+    """Buffers that were made inside it cannot be written outside."""
+    x, into = torch.ones(1, TILE + 9), torch.zeros(1, TILE + 9)
+    block = Block(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5]).double(), (1, 1))
+    with torch.inference_mode():
+        inside = compressor(x, keys(1)).dense()
+    outside = compressor(x, keys(1))
+    outside.add_into(into, block)
+    assert torch.equal(outside.dense(), inside)

@@ -70,7 +70,7 @@ class _Reused(threading.local):
     """What `reused` has made in this thread, the last few."""
 
     def __init__(self) -> None:
-        self.made = lru_cache(maxsize=16)(lambda make, *args: make(*args))
+        self.made = lru_cache(maxsize=16)(lambda inference, make, *args: make(*args))
 
 
 _reused = _Reused()
@@ -82,7 +82,7 @@ def reused(make: Callable[..., T], *args: Any) -> T:
     >>> reused(Room, 6, "cpu", torch.float32) is reused(Room, 6, "cpu", torch.float32)
     True
     """
-    return _reused.made(make, *args)
+    return _reused.made(torch.is_inference_mode_enabled(), make, *args)  # whose tensors are good nowhere else
 
 
 def fresh(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
