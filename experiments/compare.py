@@ -8,7 +8,6 @@ silently: a note names the runs that are incomplete, were done twice, or differ 
 
 import difflib
 import io
-import json
 import math
 import re
 import statistics
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import metrics, records
+from experiments import labels, metrics, records
 from experiments.figure import Curve, draw
 from experiments.records import Run
 
@@ -47,7 +46,6 @@ Several keys are separated by commas. An example:
 """
 
 _OPTIONS = ("x", "y", "by", "target", "plot", "out", "format", "xscale", "yscale")
-Choices = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def compare(
     Raises ValueError where there are no runs, or for a key that no run has, with the keys that come near.
     """
     every, notes = find(runs)
-    chosen = _choices(every)
+    chosen = labels.choices(every)
     found = _selected(every, where or {}, chosen)
     found, more = _once(found)
     notes += more
@@ -170,7 +168,7 @@ def compare(
         else:
             fate, name = "shown as far as it came", f"{label} (round {', '.join(r.progress for r in broken)})"
         notes += [f"{label}: {r.folder} is {r.status['status']}, round {r.progress}, {fate}" for r in broken]
-        notes += _mixed(label, members, bys, chosen)
+        notes += labels.mixed(label, members, bys, chosen)
         rows.append({"label": name, "runs": len(members), **_columns(members, xs, ys, target)})
         looks[name] = (words[0], " ".join(words[1:]))
         curves[name] = {(a, b): _curve(members, a, b) for a in xs for b in dict.fromkeys([*plotted, *ys])}
@@ -217,12 +215,12 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _selected(runs: list[Run], where: Mapping[str, str], chosen: Choices) -> list[Run]:
+def _selected(runs: list[Run], where: Mapping[str, str], chosen: labels.Choices) -> list[Run]:
     for key, wanted in where.items():
         _check_config_key(key, runs, options=True)
         values = [v.strip().casefold() for v in wanted.split(",")]
-        has = [records.setting(_get(r.config, key)) for r in runs]
-        names = [(_name(key, v, chosen).casefold(), _label(v).casefold()) for v in has]
+        has = [records.setting(labels.get(r.config, key)) for r in runs]
+        names = [(labels.called(key, v, chosen).casefold(), labels.short(v).casefold()) for v in has]
         runs = [r for r, name in zip(runs, names) if not set(name).isdisjoint(values)]
         if not runs:
             raise ValueError(
@@ -235,7 +233,7 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """Of runs with the same config and seed only the newest counts: they are no repetitions."""
     newest: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: (r.complete, str(r.header.get("started", "")))):
-        newest[_dump(records.setting(run.config, seeds=True))].append(run)
+        newest[labels.dump(records.setting(run.config, seeds=True))].append(run)
     double = [same for same in newest.values() if len(same) > 1]
     notes = [
         f"{same[-1].folder}: {len(same) - 1} older {'runs' if len(same) > 2 else 'run'} with the same config and seed "
@@ -246,85 +244,18 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
     return [r for r in runs if id(r) in keep], notes
 
 
-def _groups(runs: list[Run], by: Sequence[str], chosen: Choices) -> dict[tuple[str, ...], list[Run]]:
+def _groups(runs: list[Run], by: Sequence[str], chosen: labels.Choices) -> dict[tuple[str, ...], list[Run]]:
     """Runs with equal values of the `by` keys, under words (one a key) that tell them from all others."""
     parts = []
     for key in by:
-        values = [records.setting(_get(r.config, key)) for r in runs]
-        names = _describe(values, key, chosen)
+        values = [records.setting(labels.get(r.config, key)) for r in runs]
+        names = labels.describe(values, key, chosen)
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run, label in zip(runs, zip(*parts)):
         groups.setdefault(label, []).append(run)
     return groups
-
-
-def _choices(runs: list[Run]) -> Choices:
-    """What the components of the runs' configs were chosen as: (key, component) → the file of Hydra's group."""
-    chosen: Choices = {}
-    for run in runs:
-        for group, name in run.header.get("choices", {}).items():
-            *_, key = path = group.split("/")
-            chosen[key, _dump(records.setting(_get(run.config, ".".join(path))))] = name
-    return chosen
-
-
-def _name(key: str, value: Any, chosen: Choices) -> str:
-    """What a value was chosen as, or its class where that is not on record."""
-    key = key.rpartition(".")[2]
-    return chosen.get((key, _dump(value)), "lockstep" if key == "clock" and not value else _label(value))
-
-
-def _describe(values: Sequence[Any], key: str = "", chosen: Choices | None = None) -> list[str]:
-    """A short name for each value: of a component what it was chosen as, or its class where that is not on record; and
-    only where two of a name differ, what they differ in.
-
-    >>> topk, sign = {"_target_": "gossip.TopK", "ratio": 0.1}, {"_target_": "gossip.Sign"}
-    >>> choco = {"_target_": "gossip.Choco", "gamma": 0.2}
-    >>> _describe([{"_target_": "gossip.DPSGD"}, {**choco, "compressor": topk}, {**choco, "compressor": sign}])
-    ['DPSGD', 'Choco TopK', 'Choco Sign']
-    """
-    chosen = chosen or {}
-    names = [_name(key, v, chosen) for v in values]
-    for name in set(names):
-        same = [i for i, n in enumerate(names) if n == name and isinstance(values[i], Mapping)]
-        kinds = len({_dump(values[i]) for i in same})
-        inner = {k: [values[i].get(k) for i in same] for k in dict.fromkeys(k for i in same for k in values[i])}
-        told = {k: _pieces(k, v, chosen) for k, v in inner.items() if len({_dump(w) for w in v}) > 1}
-        enough = [pieces for k, pieces in told.items() if len(set(pieces)) == kinds]
-        components = [pieces for pieces in enough if not any("=" in p for p in pieces)]
-        for pieces in (components or enough)[:1] or told.values():
-            for i, piece in zip(same, pieces):
-                names[i] += f" {piece}" if piece else ""
-    return names
-
-
-def _pieces(key: str, values: Sequence[Any], chosen: Choices) -> list[str]:
-    texts = _describe(values, key, chosen)
-    return ["" if v is None else t if isinstance(v, Mapping) else f"{key}={t}" for v, t in zip(values, texts)]
-
-
-def _mixed(label: str, members: list[Run], by: Sequence[str], chosen: Choices) -> list[str]:
-    """A warning where a group holds runs that differ in more than their seed."""
-    flat = [_flat(records.setting(r.config), chosen=chosen) for r in members]
-    patterns: dict[tuple[str, ...], str] = {}  # a value that several keys repeat is named by the shortest of them
-    told: dict[str, tuple[str, ...]] = {}
-    for key in sorted({k for f in flat for k in f}, key=lambda k: (k.count("."), k)):
-        values = tuple(_label(f.get(key)) for f in flat)
-        above = [names for k, names in told.items() if key.startswith(f"{k}.")]
-        follows = any(len(set(zip(names, values))) == len(set(names)) for names in above)
-        if len(set(values)) > 1 and not follows and not any(key == b or key.startswith(f"{b}.") for b in by):
-            told[key] = values
-            patterns.setdefault(values, key)
-    if not patterns:
-        return []
-    shown = "; ".join(f"{key}: {', '.join(sorted(set(values)))}" for values, key in list(patterns.items())[:4])
-    more = f" and {len(patterns) - 4} more" if len(patterns) > 4 else ""
-    return [
-        f"{label} averages runs that differ in more than the seed ({shown}{more}): name such a key in by=, or select "
-        "runs by it"
-    ]
 
 
 def _columns(members: list[Run], xs: list[str], ys: list[str], target: float | None) -> dict[str, Stat]:
@@ -376,7 +307,7 @@ def _metric(key: str, runs: list[Run]) -> str:
 
 
 def _check_config_key(key: str, runs: list[Run], options: bool = False) -> None:
-    have = list(dict.fromkeys(k for r in runs for k in _paths(r.config)))
+    have = list(dict.fromkeys(k for r in runs for k in labels.paths(r.config)))
     if key not in have:
         what = f"{key!r} is neither an option nor a config key" if options else f"no run's config has the key {key!r}"
         top = ", ".join(k for k in have if "." not in k)
@@ -387,43 +318,6 @@ def _near(key: str, have: Sequence[str]) -> str:
     near = difflib.get_close_matches(key, have, n=3, cutoff=0.5)
     near += [k for k in have if k not in near and k.endswith(key.rsplit("/", 1)[-1])][: 4 - len(near)]
     return f" Did you mean {', '.join(near)}?" if near else ""
-
-
-def _get(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _label(value: Any) -> str:
-    if isinstance(value, Mapping):
-        if "_target_" in value or "kind" in value:
-            return str(value.get("_target_", value.get("kind"))).rsplit(".", 1)[-1]
-        return "+".join(map(str, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "", chosen: Choices | None = None) -> dict[str, Any]:
-    """Dotted keys; a component that was chosen by a name also stands as that name, beside what is inside."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            if chosen and (name := chosen.get((key, _dump(value)))) is not None:
-                flat[f"{prefix}{key}"] = name
-            flat |= _flat(value, f"{prefix}{key}.", chosen)
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _paths(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    inner = [p for k, v in config.items() if isinstance(v, Mapping) for p in _paths(v, f"{prefix}{k}.")]
-    return [f"{prefix}{k}" for k in config] + inner
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(records.encode(value), sort_keys=True)
 
 
 def _keys(keys: str | Sequence[str]) -> list[str]:
@@ -480,8 +374,8 @@ def _parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], dict[st
 def listing(runs: list[Run]) -> str:
     """The keys that the runs offer for x, y and by, and how many values each config key takes."""
     have = _available(runs)
-    flat = [_flat(r.config) for r in runs]
-    values = {k: len({_dump(f.get(k)) for f in flat}) for k in dict.fromkeys(k for f in flat for k in f)}
+    flat = [records.flat(r.config) for r in runs]
+    values = {k: len({labels.dump(f.get(k)) for f in flat}) for k in dict.fromkeys(k for f in flat for k in f)}
     vary = [f"{k} ({v} values)" for k, v in values.items() if v > 1]
     return "\n".join(
         [

@@ -133,7 +133,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     >>> differences({"n": 4, "seed": 0, "task": {"n": 4}}, {"n": 8, "seed": 0, "task": {"n": 8, "d": 3}, "track": "off"})
     {'n': (4, 8), 'task.d': (None, 3)}
     """
-    both = [_flat(decode(encode(setting(config, seeds=True)))) for config in (one, other)]
+    both = [flat(decode(encode(setting(config, seeds=True)))) for config in (one, other)]
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(both[0].keys() | both[1].keys(), key=lambda key: (key.count("."), key)):
         pair = both[0].get(key), both[1].get(key)
@@ -143,10 +143,11 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return found
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The options of a config and its components: {dotted key: value}."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
