@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .measure import ldexp, reach, refuse_infinite, working
 from .payload import Payload, checked_rows, refuse_non_finite
-from .tiles import InTiles, Room, Tile, buckets, fresh, height, is_long, reused, tiles, width
+from .tiles import TILE, InTiles, Room, Tile, buckets, fresh, is_long, reused, tiles
 
 
 class Format(NamedTuple):
@@ -82,36 +82,40 @@ class Cast:
         (m, d), kind, form = x.shape, working(x.dtype), FORMATS[self.dtype]
         bucket = self.bucket if self.bucket < d else None
         data = fresh(m, d, form.dtype, x.device)
-        size = torch.zeros(m, buckets(d, bucket), dtype=torch.float64, device=x.device)
-        noted, few, p = size.numpy() if x.device.type == "cpu" else size, is_long(d), form.norm
-        room = reused(Room, height(m, d) * width(m, d), x.device, kind)
-        for tile in tiles(m, d, bucket):
-            part, into = tile.of(x), tile.of(data)
-            (scaled,) = room(*part.shape)
-            if few and part.ndim == 2:
-                found = noted[tile.rows.start, tile.first] = _size(part, p)
-                e = math.frexp(found)[1] - form.top if math.isfinite(found) else 0
-                half = e // 2 if abs(e) > 100 else e  # 2^e may be no float32
-                torch.mul(part, 2.0**-half, out=scaled)
-                if half != e:
-                    scaled.mul_(2.0 ** (half - e))
-            else:
-                found = torch.linalg.vector_norm(part, p, dim=-1, dtype=torch.float64)
+        if is_long(d) and 2 * self.bucket > TILE:
+            size = torch.tensor([self._long(*pair) for pair in zip(x, data)], dtype=torch.float64, device=x.device)
+        else:
+            size = torch.zeros(m, buckets(d, bucket), dtype=torch.float64, device=x.device)
+            for tile in tiles(m, d, bucket):
+                part = tile.of(x)
+                found = torch.linalg.vector_norm(part, form.norm, dim=-1, dtype=torch.float64)
                 size[tile.rows, tile.first : tile.last] = found.view(len(part), -1)
-                scaled = ldexp(part.to(kind), (form.top - torch.frexp(found).exponent)[..., None])
-            into.copy_(scaled)
-        refuse_non_finite(size.isfinite().all(1))
-        scale = ldexp(torch.ones_like(size, dtype=kind), torch.frexp(size).exponent - form.top)
+                tile.of(data).copy_(ldexp(part.to(kind), (form.top - torch.frexp(found).exponent)[..., None]))
+        scale = torch.exp2((torch.frexp(size).exponent - form.top).double()).to(kind)
         sent = Narrow(data if form.dtype.itemsize > 1 else data.view(torch.uint8), scale, self.dtype, x.dtype, bucket)
-        return refuse_infinite(sent) if bool((size > torch.finfo(x.dtype).max / 2).any()) else sent
+        most = float(size.max()) if size.numel() else 0.0
+        if not math.isfinite(most):
+            refuse_non_finite(size.isfinite().all(1))
+        return refuse_infinite(sent) if most > torch.finfo(x.dtype).max / 2 else sent
+
+    def _long(self, row: Tensor, into: Tensor) -> list[float]:
+        """One row (d,), bucket by bucket with few calls; returns their norms."""
+        form, kind, found = FORMATS[self.dtype], working(row.dtype), []
+        (scratch,) = reused(Room, self.bucket, row.device, kind)(self.bucket)
+        for part, out in zip(row.split(self.bucket), into.split(self.bucket)):
+            found.append(_size(part, form.norm))
+            e = math.frexp(found[-1])[1] - form.top if math.isfinite(found[-1]) else 0
+            half = e // 2 if abs(e) > 100 else e  # 2^e may be no float32
+            scaled = torch.mul(part, 2.0**-half, out=scratch if len(part) == self.bucket else scratch[: len(part)])
+            out.copy_(scaled if half == e else scaled.mul_(2.0 ** (half - e)))
+        return found
 
     def _plainly(self, x: Tensor) -> Narrow:
         """bfloat16 has the range of float32: nothing to scale, and a norm that is finite says that all is."""
         m, d = x.shape
         data, far = fresh(m, d, torch.bfloat16, x.device), x.dtype == torch.float16
-        for tile in tiles(m, d):
-            part = tile.of(x)
-            tile.of(data).copy_(part)
+        for part, out in zip(x.reshape(-1).split(TILE), data.view(-1).split(TILE)):
+            out.copy_(part)
             far = far or not math.isfinite(torch.linalg.vector_norm(part, dtype=torch.float32))
         sent = Narrow(data, torch.ones(m, 1, device=x.device), self.dtype, x.dtype, None)
         if far:
@@ -186,7 +190,7 @@ def _times(part: Tensor, factor: int, out: Tensor) -> Tensor:
 
 
 def _size(part: Tensor, p: float) -> float:
-    """The p-norm of (1, n), p = 2 or ∞, and ∞ where squares vanish or overflow; NaN if there is one."""
+    """The p-norm of (n,), p = 2 or ∞, and ∞ where squares vanish or overflow; NaN if there is one."""
     if p == 2 and part.dtype == working(part.dtype):
         found = float(torch.linalg.vector_norm(part))
         if 1 / reach(part.dtype) < found < reach(part.dtype):
