@@ -28,7 +28,7 @@ _PACKAGES = ("gossip-sgd", "torch", "numpy", "torch-geometric", "hydra-core", "w
 
 
 class Run(NamedTuple):
-    """What `read` found: the header, the rows in the order of their rounds, and run.json with `status`, `done` and
+    """What `read` found in a folder: the header, the rows in the order of their rounds, and run.json with `status`, `done` and
     `planned`."""
 
     folder: Path

@@ -120,9 +120,8 @@ def trim(config: DictConfig, conf: Path) -> list[str]:
         if not isinstance(node, DictConfig) or (options := _signature(node.get("_target_"))[0]) is None:
             continue
         of_others = "".join(file.read_text(encoding="utf-8") for file in (conf / group).glob("*.yaml"))
-        for name in [
-            str(n) for n in node if n not in options and f"\n{n}:" in of_others and not str(n).startswith("_")
-        ]:
+        strange = (n for n in map(str, node) if n not in options and not n.startswith("_"))
+        for name in [n for n in strange if f"\n{n}:" in of_others]:
             with flag_override(node, ["struct", "readonly"], [False, False]):
                 del node[name]
             foreign.append(f"{group}.{name}")

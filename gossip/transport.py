@@ -84,7 +84,7 @@ class Transport:
         self.timeout = timeout
         self.messages, self.bytes, self.waited, self.exchanging = 0, 0, 0.0, 0.0
         self.waited_for: dict[int, float] = {}
-        self._waited_before: dict[int, float] = {}  # the timeline
+        self._waited_before: dict[int, float] = {}  # the timeline began
         self._blocked = math.inf  # since when the caller waits for an exchange that is finished in the background
         self.spans: list[tuple[str, float, float, int, dict[int, float]]] | None = None
         if group is not None:
