@@ -338,7 +338,7 @@ def connect(
     with `rank` and `size`; no port is opened for the rendezvous then. An initialised process group is used as it is.
     """
     _refuse_timeout(timeout)
-    _refuse_few_files(size or int(os.environ.get("WORLD_SIZE", 1)))
+    _refuse_few_files(size or int(os.environ.get("WORLD_SIZE") or 1))
     if not dist.is_initialized():
         if rank is not None and size is not None and not 0 <= rank < size:
             raise ValueError(f"rank={rank} of size={size}: ranks count from 0 to {size - 1}, each once")
@@ -366,28 +366,26 @@ def connect(
             dist.init_process_group(backend, **place, rank=own, world_size=count, timeout=bound)
         except (RuntimeError, ValueError) as error:
             own, count = os.environ.get("RANK", rank), os.environ.get("WORLD_SIZE", size)
-            if store is not None and store.startswith("file:"):
-                remedy = (
-                    f"start all {count} processes within {timeout:g} s, each with a rank of its own, and with a file that no "
-                    "former run has left there"
-                )
-            elif "already in use" in str(error):
-                remedy = (
-                    f"another run listens at port {os.environ.get('MASTER_PORT')}: give torchrun --standalone, or another "
-                    "--master-port"
-                )
-            else:
-                remedy = (
-                    f"start all {count} processes within {timeout:g} s, each with a rank of its own and all with the same "
-                    "MASTER_ADDR; if they lie on several hosts, set GLOO_SOCKET_IFNAME on every host to the interface that "
-                    "reaches the others (`ip route get ADDRESS` names it), let no firewall stop the ports above 1024 between "
-                    "them, and start a torchrun that is to restart processes with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-                )
+            start = f"start all {count} processes within {timeout:g} s, each with a rank of its own"
             raise RuntimeError(
                 f"rank {own} of {count} could not meet the others at {store or host or 'MASTER_ADDR, which is not set,'} by the "
-                f"network interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: {remedy}. {error}"
+                f"network interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its own name')}: {_remedy(store, start, error)}. "
+                f"{error}"
             ) from error
     return Transport(group, timeout)
+
+
+def _remedy(store: str | None, start: str, error: Exception) -> str:
+    if store is not None and store.startswith("file:"):
+        return f"{start}, and with a file that no former run has left there"
+    if "already in use" in str(error):
+        port = os.environ.get("MASTER_PORT")
+        return f"another run listens at port {port}: give torchrun --standalone, or another --master-port"
+    return (
+        f"{start} and all with the same MASTER_ADDR; if they lie on several hosts, set GLOO_SOCKET_IFNAME on every host to the "
+        "interface that reaches the others (`ip route get ADDRESS` names it), let no firewall stop the ports above 1024 between "
+        "them, and start a torchrun that is to restart processes with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    )
 
 
 def _file_store(url: str, rank: int | None, size: int | None, bound: datetime.timedelta) -> dist.Store:
