@@ -38,6 +38,7 @@ from .links import Links, fibre, two_level
 from .live import Live
 from .live_wrap import LiveOptimizer
 from .lockstep import lockstep
+from .lockstep_wrap import GossipOptimizer
 from .meter import Meter
 from .network import Network
 from .optimizer import LocalOptimizer, OptimizerFactory, scheduled, sgd
@@ -48,7 +49,7 @@ from .resume import load, save
 from .simulate import Record, Task, consensus, consensus_distance, simulate
 from .timeline import Sent, Timeline, Watch, seconds_per_round
 from .transport import PeerError, Transport, connect, disconnect
-from .wrap import GossipOptimizer, wrap
+from .wrap import wrap
 
 __all__ = [
     "DPSGD",

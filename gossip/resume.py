@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import checkpoint
+from .lockstep_wrap import GossipOptimizer
 from .network import Network
 from .transport import Transport
-from .wrap import GossipOptimizer
 
 
 def save(path: str | Path, optimizer: GossipOptimizer, **extra: Any) -> None:
