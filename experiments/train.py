@@ -24,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
 import gossip
@@ -224,6 +224,7 @@ def _recorded(
 
 def _summary(row: dict[str, Any], folder: Path) -> str:
     lines = [f"round {row['round']}, {row['megabytes']:.4g} MB sent per worker, {row['seconds']:.3g} s of training"]
+    lines[0] += f", {row['simulated']:.4g} simulated seconds" if "simulated" in row else ""
     shown = {name: value for name, value in row.items() if "/" in name}
     width = max(map(len, shown), default=0)
     lines += [f"  {name:>{width}} {value:.6g}" for name, value in shown.items()]
@@ -234,6 +235,8 @@ def _summary(row: dict[str, Any], folder: Path) -> str:
 
 def message(error: BaseException) -> str:
     """The paragraph that the user needs: of an instantiation, the cause and the config key."""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has no default here: give {error.full_key}=…"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         key = str(error).rpartition("full_key: ")[2].strip()
         return f"{error.__cause__}" + (f" (config key: {key})" if key and key != str(error) else "")
@@ -267,7 +270,7 @@ def _main(cfg: DictConfig) -> None:
                 sweep.point(folder)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
-        expected = isinstance(cause, (ValueError, FileNotFoundError, launch.WorkerError))
+        expected = isinstance(cause, (ValueError, FileNotFoundError, MissingMandatoryValue, launch.WorkerError))
         if rank == 0:
             log.error("%s", traceback.format_exc())
             reason = message(error) if expected else f"{traceback.format_exc()}\n{message(error)}"

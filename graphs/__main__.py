@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import difflib
 import inspect
 import io
 import json
@@ -30,7 +31,12 @@ def make(name: str, options: dict[str, Any], strict: bool = True) -> graphs.Topo
     """The topology or schedule that `name` makes from the options."""
     function = getattr(graphs, name, None)
     if function is None or not inspect.isfunction(function):
-        return graphs.real(name)
+        try:
+            return graphs.real(name)
+        except ValueError as error:
+            near = difflib.get_close_matches(name, graphs.__all__, 1)
+            other = f"did you mean {near[0]}?" if near else "graphs has no such function, and"
+            raise ValueError(f"{other} {error}") from None
     known = inspect.signature(function).parameters
     if "topology" in known or "schedule" in known or "matrices" in known:
         raise ValueError(
