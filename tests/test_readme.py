@@ -22,6 +22,18 @@ def shown():
     return names
 
 
+def test_every_choice_of_every_group_is_named():
+    table = README.read_text().partition("| group | choices |")[2].partition("\n\n")[0]
+    conf = Path(__file__).parents[1] / "experiments" / "conf"
+    files = {file.relative_to(conf) for file in conf.rglob("*.yaml")} - {Path("train.yaml")}
+    assert not [
+        str(file)
+        for file in sorted(files)
+        if file.parts[0] != "hydra"
+        and not (re.search(rf"\b{file.stem}\b", table) and f"`{file.parent.as_posix()}`" in table)
+    ]
+
+
 def test_an_algorithm_of_ones_own_is_dpsgd(shown):
     b = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ends = []
