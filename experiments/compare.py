@@ -249,7 +249,8 @@ def _groups(runs: list[Run], by: Sequence[str], chosen: labels.Choices) -> dict[
     parts = []
     for key in by:
         values = [records.setting(labels.get(r.config, key)) for r in runs]
-        names = labels.describe(values, key, chosen)
+        told = [k for k in by if all(labels.get(r.config, f"{key}.{k}") in (None, r.config.get(k)) for r in runs)]
+        names = labels.describe(values, key, chosen, told)
         words = all(isinstance(v, (Mapping, str)) for v in values)
         parts.append([name if words else f"{key}={name}" for name in names])
     groups: dict[tuple[str, ...], list[Run]] = {}

@@ -81,7 +81,7 @@ def draw(
             panel.spines[["top", "right"]].set_visible(False)
         row[0].set_ylabel(_title(y))
     handles, labels = panels[0][0].get_legend_handles_labels()
-    columns = max(1, int(figure.get_figwidth() * 9 / (max(map(len, labels)) + 9)))
+    columns = max(1, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 9)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3)
     figure.suptitle(title, fontsize="small", color="0.35")
     return figure
@@ -90,7 +90,7 @@ def draw(
 def _styles(labels: Sequence[str], looks: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, Any]]:
     """A colour and a dash for each label: by its `looks` where they are few enough to be told apart, else in turn."""
     first, second = (list(dict.fromkeys(words)) for words in zip(*(looks.get(v, (v, "")) for v in labels)))
-    if 1 < len(second) <= len(_DASHES) and len(first) <= len(_COLORS):
+    if 1 < len(second) <= len(_DASHES) and 1 < len(first) <= len(_COLORS):
         hues, lines = dict(zip(first, _COLORS)), dict(zip(second, _DASHES))
         return {label: (hues[looks[label][0]], lines[looks[label][1]]) for label in labels}
     return {label: (_COLORS[k % len(_COLORS)], _DASHES[k % len(_DASHES)]) for k, label in enumerate(labels)}

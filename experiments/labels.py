@@ -26,9 +26,11 @@ def called(key: str, value: Any, chosen: Choices) -> str:
     return chosen.get((key, dump(value)), "lockstep" if key == "clock" and not value else short(value))
 
 
-def describe(values: Sequence[Any], key: str = "", chosen: Choices | None = None) -> list[str]:
+def describe(
+    values: Sequence[Any], key: str = "", chosen: Choices | None = None, without: Sequence[str] = ()
+) -> list[str]:
     """A short name for each value: of a component what it was chosen as, or its class where that is not on record; and
-    only where two of a name differ, what they differ in.
+    only where two of a name differ, what they differ in, but for the keys `without`.
 
     >>> topk, sign = {"_target_": "gossip.TopK", "ratio": 0.1}, {"_target_": "gossip.Sign"}
     >>> choco = {"_target_": "gossip.Choco", "gamma": 0.2}
@@ -37,6 +39,7 @@ def describe(values: Sequence[Any], key: str = "", chosen: Choices | None = None
     """
     chosen = chosen or {}
     names = [called(key, v, chosen) for v in values]
+    values = [{k: w for k, w in v.items() if k not in without} if isinstance(v, Mapping) else v for v in values]
     for name in set(names):
         same = [i for i, n in enumerate(names) if n == name and isinstance(values[i], Mapping)]
         kinds = len({dump(values[i]) for i in same})

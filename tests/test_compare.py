@@ -74,6 +74,22 @@ def test_seeds_are_averaged_and_settings_are_told_apart(sweep):
     assert curve.error[-1] == pytest.approx(0.01 / math.sqrt(3))
 
 
+@pytest.mark.parametrize(
+    ("there", "names"), [(0, ["Choco TopK", "Choco Sign"]), (1, ["Choco TopK TopK", "Choco Sign Sign"])]
+)
+def test_a_compressor_is_named_once_unless_the_algorithm_has_another(tmp_path, there, names):
+    for kind in ("TopK", "Sign"):
+        own = {"_target_": f"gossip.{kind}", "ratio": 0.1}
+        setting = config(algorithm="Choco", compressor=own) | {"compressor": own | {"ratio": 0.1 + there}}
+        write(tmp_path / kind, setting)
+    assert sorted(row["label"] for row in compare(tmp_path, by="algorithm,compressor").rows) == sorted(names)
+
+
+def test_one_algorithm_on_several_graphs_has_several_colours(sweep):
+    figure = compare(sweep, where={"algorithm": "Choco"}, by="algorithm,topology").figure
+    assert len({line.get_color() for line in figure.axes[0].get_lines()}) == 2
+
+
 def test_the_target_counts_the_runs_that_reach_it(tmp_path):
     for seed in (0, 5):
         write(tmp_path / str(seed), config(seed))
