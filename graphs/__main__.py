@@ -126,7 +126,7 @@ def picture(made: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     if len(made) == 1:
-        one = next(iter(made.values()))
+        [(name, one)] = made.items()
         figure = Figure(figsize=(14, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         left, middle, right = figure.subplots(1, 3)
@@ -140,7 +140,7 @@ def picture(made: dict[str, Any], path: Path) -> None:
             graphs.draw(one, ax=left)
             graphs.plot_spectrum(W, ax=middle)
             graphs.plot_consensus(W, ax=right)
-        left.set_title(path.stem)
+        left.set_title(name)
     else:
         figure = Figure(figsize=(7, 5), layout="constrained")
         FigureCanvasAgg(figure)
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         print(table(rows))
         if not several:
-            one = next(iter(made.values()))
+            [(name, one)] = made.items()
             W = (
                 one(0)
                 if isinstance(one, graphs.Schedule)
