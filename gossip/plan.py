@@ -26,7 +26,8 @@ class Block:
 
     def add(self, into: Tensor, source: Tensor, scale: float = 1.0) -> None:
         """into[i] += scale · Σ_j weight[i, j] · source[j], in place; rows (m, …) and (r, …)."""
-        source = source.to(into.device)
+        if source.device != into.device:
+            source = source.to(into.device)
         if self.shape == (1, 1):  # without views, which cost more than the sum of small rows
             for _, _, w in self.entries:
                 into.add_(source, alpha=scale * w)

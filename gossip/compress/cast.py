@@ -53,7 +53,7 @@ class Cast:
 
     Args:
         dtype: "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
-        bucket: how many coordinates share e, a multiple of 8 up to 65,536.
+        bucket: how many coordinates share e, a multiple of 8 up to 81,920.
 
     Raises:
         ValueError: a row holds NaN or an infinity, or a number that would be rounded to infinity.
@@ -64,14 +64,14 @@ class Cast:
     """
 
     dtype: str = "bfloat16"
-    bucket: int = 1 << 16
+    bucket: int = TILE
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMATS:
             raise ValueError(f'dtype={self.dtype!r} is not one of {", ".join(FORMATS)}, by name: Cast("bfloat16")')
-        if self.bucket not in range(8, (1 << 16) + 1, 8):
+        if self.bucket not in range(8, TILE + 1, 8):
             raise ValueError(
-                f"bucket={self.bucket!r} is not a multiple of 8 up to 65,536: it is how many numbers share a power of two"
+                f"bucket={self.bucket!r} is not a multiple of 8 up to {TILE:,}: it is how many numbers share a power of two"
             )
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Narrow:
@@ -166,11 +166,13 @@ class Narrow(InTiles, Payload):
 
         def read(tile: Tile) -> tuple[Tensor, float]:
             part, many = tile.across(self.data), tile.last - tile.first
-            (values,), (h,) = room(*part.shape), wide(*part.shape)
+            (values,) = room(*part.shape)
             if self.kind == "float8_e5m2":  # the upper byte of a float16
-                part = _times(part, 256, h).view(torch.float16)
+                part = _times(part, 256, *wide(*part.shape)).view(torch.float16)
             elif self.kind == "float8_e4m3fn":  # its exponent is 8 less than a float16's, and bit 14 is no part of it
-                part = _times(part.view(torch.int8), 128, h).bitwise_and_(~(1 << 14)).view(torch.float16)
+                part = (
+                    _times(part.view(torch.int8), 128, *wide(*part.shape)).bitwise_and_(~(1 << 14)).view(torch.float16)
+                )
             values.copy_(part)
             if factors and many == 1:
                 return values, factors[tile.first]

@@ -207,7 +207,7 @@ class InTiles:
         read = self.reader(width(m, d, True))
         for tile in tiles(m, d, self.bucket, True):
             part, factor = read(tile)
-            block.add(tile.across(into), part.to(into.dtype), scale * factor)
+            block.add(tile.across(into), part if part.dtype == into.dtype else part.to(into.dtype), scale * factor)
 
     def add_to(self: Readable, into: Tensor) -> None:
         """into_i += dense_i, a tile at a time."""

@@ -229,7 +229,7 @@ def rows() -> Iterator[Row]:
 
 def _short(compressor) -> str:
     text = str(compressor)
-    for default in (", bucket=None", ", bucket=65536", ", rescaled=False", ", indices='auto'"):
+    for default in (", bucket=None", ", bucket=81920", ", rescaled=False", ", indices='auto'"):
         text = text.replace(default, "")
     return text.replace("norm='l2'", "l2")
 
