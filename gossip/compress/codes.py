@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,25 +96,31 @@ class Codes(InTiles, Payload):
 def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -> Tensor:
     """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
     m, d = x.shape
-    kind, size = working(x.dtype), height(m, d) * width(m, d)
-    room, flags = reused(Room, size, x.device, kind), reused(Room, size, x.device, torch.bool)
+    kind, size, cpu = working(x.dtype), height(m, d) * width(m, d), x.device.type == "cpu"
+    room, flags = reused(Room, size, x.device, kind), reused(np.empty, size if cpu else 0, bool)
     packed = fresh(m, octets(2, d), torch.uint8, x.device)
+    into, counts, totals = (_array(part) for part in (packed, count, total))
     for tile in tiles(m, d):
         part = tile.of(x)
         if x.dtype != kind:
             part = room(*part.shape)[0].copy_(part)
-        (above,) = flags(*part.shape)
-        if x.device.type == "cpu":  # torch takes ten times as long
-            np.greater_equal(part.numpy(), 0, out=above.numpy())
+        here = tile.rows, slice(tile.start // 8, -(-tile.stop // 8))
+        if cpu:  # torch takes ten times as long
+            above = np.greater_equal(part.numpy(), 0, out=flags[: part.numel()].reshape(part.shape))
+            into[here] = np.packbits(above, axis=1, bitorder="little")
         else:
-            torch.ge(part, 0, out=above)
-        into = tile.among(packed).narrow(1, tile.start // 8, -(-(tile.stop - tile.start) // 8))
-        into.copy_(pack_bits(above))
-        if count is not None:
-            count[tile.rows] += above.sum(1)
-        if total is not None:  # here, where the tile is in the cache
-            tile.among(total).add_(magnitudes(part, tile.start if is_long(d) else None))
+            above = part >= 0
+            into[here] = pack_bits(above)
+        if counts is not None:
+            counts[tile.rows] += above.sum(1)
+        if totals is not None:  # here, where the tile is in the cache
+            totals[tile.rows] += magnitudes(part, tile.start if is_long(d) else None)
     return packed
+
+
+def _array(x: Tensor | None) -> Any:
+    """The same memory as a NumPy array, whose views cost a tenth of a tensor's, where it is a CPU's."""
+    return x.numpy() if x is not None and x.device.type == "cpu" else x
 
 
 def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | None = None) -> Tensor:

@@ -48,14 +48,17 @@ def norms(x: Tensor, p: float, bucket: int | None = None) -> Tensor:
     return found.sqrt_() if p == 2 else found
 
 
-def magnitudes(part: Tensor, start: int | None) -> Tensor | float:
-    """(r, n) to (r, 1): the 1-norm of each; BLAS reads a part of a long row, which begins at `start`, once and writes nothing."""
+def magnitudes(part: Tensor, start: int | None) -> Any:
+    """(r, n) to (r, 1), on a CPU an array: the 1-norm of each.
+
+    BLAS reads a part of a long row, which begins at `start`, once, and writes nothing. It adds up in an order that depends
+    on the alignment in memory, so that is made the same for every row.
+    """
     if start is None or part.device.type != "cpu":
-        return part.abs().sum(1, keepdim=True)
+        found = part.abs().sum(1, keepdim=True)
+        return found if found.device.type != "cpu" else found.numpy()
     array, begin = part.numpy()[0], start * part.itemsize
-    if (
-        part.data_ptr() - begin
-    ) % 64:  # BLAS adds up in an order that depends on the alignment, so that is made a common one
+    if (part.data_ptr() - begin) % 64:
         (room,) = reused(Room, TILE + 16, part.device, part.dtype)(TILE + 16)
         aligned = room.numpy()[begin % 64 // part.itemsize :][: array.size]
         np.copyto(aligned, array)

@@ -122,6 +122,9 @@ class Packer:
             kind = dtype or (torch.int8 if zero else torch.uint8)
             self._table = _table(base, zero, step, kind).to(device)
             self._looked = Room(size, device, kind)
+            if self._cpu:  # a row of the table is one item
+                self._item = np.dtype(f"V{self.unit * kind.itemsize}")
+                self._items = self._table.numpy().view(self._item)[:, 0]
 
     def room(self, rows: int, count: int) -> Tensor:
         """(rows, count): where the codes are to be written."""
@@ -172,10 +175,8 @@ class Packer:
     def _look_up(self, packed: Tensor, start: int, count: int) -> Tensor:
         part = packed[:, start // self.unit : -(-(start + count) // self.unit)]
         (out,) = self._looked(len(part), part.shape[1] * self.unit)
-        if self._cpu:  # a row of the table is one item
-            item = f"V{self.unit * out.element_size()}"
-            table = self._table.numpy().view(item)[:, 0]
-            np.take(table, part.numpy(), out=out.numpy().view(item), mode="clip")
+        if self._cpu:
+            self._items.take(part.numpy(), out=out.numpy().view(self._item), mode="clip")
         else:
             torch.index_select(self._table, 0, part.flatten().int(), out=out.view(-1, self.unit))
         return out if out.shape[1] == count else out[:, :count]
