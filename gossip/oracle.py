@@ -64,7 +64,7 @@ class Oracle:
             try:
                 losses = self._gradients(x, inputs, targets)
                 self.draws = False  # or vmap had refused it
-            except (RuntimeError, ValueError, NotImplementedError) as refusal:
+            except (RuntimeError, ValueError) as refusal:
                 losses = self._loop(x, inputs, targets, keys)  # a mistake of the user's is raised by the loop as well
                 log.info("vmap refused this model, so gradients run in a loop over rows: %s", refusal)
                 self._vectorised = False
@@ -96,7 +96,7 @@ class Oracle:
             if self._vectorised:
                 try:
                     return vmap(lambda p: functional_call(self._frozen, p, (inputs,)))(rows)
-                except (RuntimeError, ValueError, NotImplementedError):
+                except (RuntimeError, ValueError):
                     pass
             return torch.stack(
                 [functional_call(self._frozen, {k: v[i] for k, v in rows.items()}, (inputs,)) for i in range(len(x))]

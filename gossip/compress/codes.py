@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from .index import pack_bits
 from .measure import magnitudes, reach, working
 from .pack import Packer, octets
 from .payload import Payload
-from .tiles import InTiles, Room, Tile, fresh, height, is_long, reused, tiles, width
+from .tiles import InTiles, Room, Tile, array, fresh, height, is_long, reused, tiles, width
 
 
 class Form(NamedTuple):
@@ -97,13 +97,13 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
     """(m, d) to (m, ⌈d/8⌉) bytes: 1 where x ≥ 0; how many are is added to `count` (m,), and ‖x‖₁ to `total` (m, 1)."""
     m, d = x.shape
     kind, size, cpu = working(x.dtype), height(m, d) * width(m, d), x.device.type == "cpu"
-    room, flags = reused(Room, size, x.device, kind), reused(np.empty, size if cpu else 0, bool)
+    flags = reused(np.empty, size if cpu else 0, bool)
     packed = fresh(m, octets(2, d), torch.uint8, x.device)
-    into, counts, totals = (_array(part) for part in (packed, count, total))
+    into = array(packed)
     for tile in tiles(m, d):
         part = tile.of(x)
         if x.dtype != kind:
-            part = room(*part.shape)[0].copy_(part)
+            part = reused(Room, size, x.device, kind)(*part.shape)[0].copy_(part)
         here = tile.rows, slice(tile.start // 8, -(-tile.stop // 8))
         if cpu:  # torch takes ten times as long
             above = np.greater_equal(part.numpy(), 0, out=flags[: part.numel()].reshape(part.shape))
@@ -111,16 +111,11 @@ def signs(x: Tensor, count: Tensor | None = None, total: Tensor | None = None) -
         else:
             above = part >= 0
             into[here] = pack_bits(above)
-        if counts is not None:
-            counts[tile.rows] += above.sum(1)
-        if totals is not None:  # here, where the tile is in the cache
-            totals[tile.rows] += magnitudes(part, tile.start if is_long(d) else None)
+        if count is not None:
+            array(count)[tile.rows] += above.sum(1)
+        if total is not None:  # here, where the tile is in the cache
+            array(total)[tile.rows] += magnitudes(part, tile.start if is_long(d) else None)
     return packed
-
-
-def _array(x: Tensor | None) -> Any:
-    """The same memory as a NumPy array, whose views cost a tenth of a tensor's, where it is a CPU's."""
-    return x.numpy() if x is not None and x.device.type == "cpu" else x
 
 
 def at_random(x: Tensor, key: Tensor, form: Form, scale: Tensor, low: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from .codes import checked
 from .measure import norms, working
 from .pack import Packer, octets
 from .payload import Payload, checked_rows, refuse_non_finite
-from .tiles import InTiles, Room, Tile, height, reused, tiles, width
+from .tiles import InTiles, Room, Tile, fresh, height, reused, tiles, width
 
 _MANTISSA = {torch.float32: 23, torch.float64: 52}
 
@@ -52,7 +52,7 @@ class Natural:
         base = 2 ** (8 * whole.itemsize - mantissa)
         rows, most = height(m, d), width(m, d)
         bits, packer = rng.Bits(key, most, rows), reused(Packer, rows, most, base, x.device)
-        packed = torch.empty(m, octets(base, d), dtype=torch.uint8, device=x.device)
+        packed = fresh(m, octets(base, d), torch.uint8, x.device)
         room = reused(Room, rows * most, x.device, whole, whole)
         for tile in tiles(m, d):
             part, count = tile.of(x), tile.stop - tile.start

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .tiles import Room
+from .tiles import Room, array
 
 
 def _mask(w: int, step: int) -> int:
@@ -132,7 +132,7 @@ class Packer:
 
     def pack(self, packed: Tensor, start: int, count: int, d: int) -> None:
         """Write the codes in `room(rows, count)`, coordinates `start` and on of d, into packed (rows, octets(base, d))."""
-        views, octets = self._of(len(packed), count), self._array(packed)
+        views, octets = self._of(len(packed), count), array(packed)
         if views.full.shape[1] > count:
             views.full[:, count:] = 0
         if self.base == 3:
@@ -158,7 +158,7 @@ class Packer:
         """(rows, count): step · code − zero of coordinates `start` and on, in a buffer that the next call overwrites."""
         if self.base <= 3:
             return self._look_up(packed, start, count)
-        views, octets = self._of(len(packed), count), self._array(packed)
+        views, octets = self._of(len(packed), count), array(packed)
         full, plane = views.full, views.full if len(self.planes) == 1 else views.plane
         for place, (w, part) in enumerate(reversed(self._cut(octets, start, count, d))):
             self._spread(part, w, plane, views.scratch)
@@ -189,16 +189,13 @@ class Packer:
             begin += -(-d * w // 8)
         return found
 
-    def _array(self, x: Tensor) -> Any:
-        return x.numpy() if self._cpu else x
-
     def _of(self, rows: int, count: int) -> Views:
         if (rows, count) not in self._views:
             full = -(-count // self.unit) * self.unit
             (codes,) = self._room(rows, full)
             exact = codes if full == count else codes[:, :count]
             signed = exact.view(torch.int8) if codes.dtype == torch.uint8 else exact
-            arrays = (self._array(part) for part in (codes, *self._bytes(rows, full)))
+            arrays = (array(part) for part in (codes, *self._bytes(rows, full)))
             self._views[rows, count] = Views(exact, signed, *arrays)
         return self._views[rows, count]
 
