@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -85,9 +84,8 @@ class LiveOptimizer(torch.optim.Optimizer):
         topology = edges_of(schedule)
         transport.settle()
         self.row = row = ModelRow(optimizer, model)
-        facts: dict[str, Any] = row.facts() | {"clock": "live", "local_steps": local_steps, "seed": seed}
-        facts |= {"broadcast": broadcast}
-        facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "edges": topology.edge_index.tolist()}
+        facts = row.facts(algorithm) | {"clock": "live", "local_steps": local_steps, "seed": seed}
+        facts |= {"broadcast": broadcast, "edges": topology.edge_index.tolist()}
         transport.agree(facts)
         options = live_options(resolved(algorithm, schedule, row.layout.d, row.layout))
         if broadcast:

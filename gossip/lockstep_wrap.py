@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -68,9 +67,8 @@ class GossipOptimizer(torch.optim.Optimizer):
 
         transport.settle()  # a former optimizer may have left its last exchange in flight
         self.row = row = ModelRow(optimizer, model)
-        facts: dict[str, Any] = row.facts()
-        facts |= {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm)), "local_steps": local_steps}
-        facts |= {
+        options = {
+            "local_steps": local_steps,
             "overlap": overlap,
             "buckets": buckets,
             "buffers mixed": mix_buffers,
@@ -78,7 +76,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             "seed": seed,
             "schedule": schedule.digest,
         }
-        transport.agree(facts)
+        transport.agree(row.facts(algorithm) | options)
         self.algorithm = algorithm = resolved(algorithm, schedule, row.layout.d, row.layout)
         placement = Placement.even(schedule.n, transport.size, transport.rank)
         verify(schedule, placement.blocks, plans=64)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 import weakref
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -184,8 +185,8 @@ class ModelRow:
         frozen = dict.fromkeys(p for p in known if not p.requires_grad)
         return [*(_local(p).detach() for p in frozen), *self.buffers]
 
-    def facts(self) -> dict[str, str]:
-        """What all workers must agree on, by parameter, and for what is not in the row."""
+    def facts(self, algorithm: Any) -> dict[str, Any]:
+        """What all workers must agree on, by parameter, and for what is not in the row; and the algorithm on it."""
         said = {"model=": "not given" if self.model is None else "given"}
         said |= {
             f"parameter {i}": f"{name} {tuple(_local(p).shape)} {p.dtype}".lstrip()
@@ -198,7 +199,7 @@ class ModelRow:
                 said[f"parameter {i}"] += " frozen"
             elif (stride := next(order)) != torch.empty(_local(p).shape, device="meta").stride():
                 said[f"parameter {i}"] += f" in memory by strides {stride}"
-        return said
+        return said | {"algorithm": re.sub(" at 0x[0-9a-f]+", "", repr(algorithm))}
 
     @property
     def sharded(self) -> bool:
